@@ -3,7 +3,6 @@
 
 import collections
 import dataclasses
-import fnmatch
 import io
 import multiprocessing
 import os
@@ -18,6 +17,7 @@ from unittest import mock
 
 import cache
 import compiled
+import debugging
 import igt
 import kernel
 import kernellog
@@ -32,15 +32,18 @@ import rdma
 import refused
 import suites
 import topologies
-from igt import Verdict
+import unsteady
+import watch
+from igt import LATE, LOST, Verdict
 from steps import LabError, duration
 
 # The number of the slowest boots and programs that are printed.
 SLOWEST = 10
 # The maximum number of boots that get a second try: if more fail, it is not by chance.
 AGAIN = 2
+KERNEL_LOG = "kernel log"
 # The end of the names of the verdicts about logs.
-LOGS = ("kernel log", "qemu log", "model log", "kmemleak")
+LOGS = (KERNEL_LOG, "qemu log", "model log", "kmemleak")
 # Tells the lab's own tests where the kernel tree is.
 TREE = "LAB_TREE"
 
@@ -51,15 +54,19 @@ class Lists:
 
     skips: dict
     failures: dict
-    tree: Path               # the kernel tree
+    tree: Path                           # the kernel tree
+    subtests: frozenset = frozenset()    # of the programs, program@subtest
+    checks: frozenset = frozenset()      # those of the kernel that have to be on at the end
 
     @classmethod
-    def of(cls, built):
-        """The lists of the repository, for this flavour."""
+    def of(cls, built, checks=None):
+        """The lists of the repository, for this flavour, unless the kernel has other checks."""
         texts = [(pipeline.REPO / "igt-tests" / name).read_text()
                  for name in ("skips.txt", "expected-failures.txt")]
         return cls(igt.expected_skips(texts[0], kernel.flavour()),
-                   igt.expected_failures(texts[1]), built.source.tree)
+                   igt.expected_failures(texts[1]), built.source.tree,
+                   programs.subtests(built.box, built.kernel.share / "bin"),
+                   debugging.wanted() if checks is None else checks)
 
 
 def run(steps, built):
@@ -69,10 +76,11 @@ def run(steps, built):
     verdicts = part.verdicts
     for action in (unit_tests, program_tests, modules, refused.run, compiled.run):
         verdicts += action(steps, built)
-    outcomes, unsteady = once_more(steps, built, lists,
-                                   boot(steps, built, "boot the tests", plan.check()))
+    outcomes, late = once_more(steps, built, lists,
+                               boot(steps, built, "boot the tests", plan.check()))
     seen = {}
-    verdicts += unsteady + judged(outcomes, seen, lists) + igt.stale(lists.skips, seen)
+    verdicts += unsteady.told(late, qemu.seed()) + judged(outcomes, seen, lists)
+    verdicts += igt.stale(lists.skips, seen)
     texts = [igt.results(outcome) for outcome in outcomes if outcome.boot.job == "igt"]
     verdicts += igt.never_ran(texts, lists.skips) + igt.mended(texts, lists.failures)
     verdicts += kunit_together(outcomes, built)
@@ -125,21 +133,22 @@ def boot(steps, built, title, boots):
 
 
 def once_more(steps, built, lists, outcomes):
-    """Repeat the boots that failed, perhaps because the host was busy; return the final outcomes.
+    """Repeat the boots that failed because a limit of time was over; return the final outcomes.
 
     If the second try is good, the verdicts of the first one are returned as well, as unsteady.
     """
     bad = {outcome.boot.name: found for outcome in outcomes if (found := failures(outcome, lists))}
     failed = [outcome for outcome in outcomes if outcome.boot.name in bad]
-    if not failed or len(failed) > AGAIN or any(serious(outcome) for outcome in failed):
+    if not failed or len(failed) > AGAIN \
+            or not all(is_late(outcome, bad[outcome.boot.name]) for outcome in failed):
         return outcomes, []
     tries = boot(steps, built, "boot again what failed",
                  [dataclasses.replace(outcome.boot, name=f"again-{place(outcome.boot)}")
                   for outcome in failed])
     good = {place(second.boot): second for second in tries if not failures(second, lists)}
-    unsteady = [dataclasses.replace(verdict, result="unsteady") for outcome in failed
-                if place(outcome.boot) in good for verdict in bad[outcome.boot.name]]
-    return [good.get(place(outcome.boot), outcome) for outcome in outcomes], unsteady
+    late = [dataclasses.replace(verdict, result="unsteady") for outcome in failed
+            if place(outcome.boot) in good for verdict in bad[outcome.boot.name]]
+    return [good.get(place(outcome.boot), outcome) for outcome in outcomes], late
 
 
 def failures(outcome, lists):
@@ -147,13 +156,23 @@ def failures(outcome, lists):
     return [verdict for verdict in judge(outcome, lists, {}) if verdict.result == "fail"]
 
 
-def serious(outcome):
-    """Whether a boot has failed in a way that no load of the host explains."""
-    found = kernellog.complaints(outcome.log, place(outcome.boot))
-    leaks = [line for _, lines in kmemleak(outcome) for line in lines]
-    of_qemu = not models.has_aborted(outcome) and (outcome.error or outcome.qemu_log)
-    return bool(of_qemu or outcome.model_log or leaks
-                or any(kernellog.SERIOUS.search(line) for line in found))
+def is_late(outcome, failed):
+    """Whether the load of the host may explain all failures of a boot.
+
+    What a guest did not do any more is explained if something else has ended the guest. One that
+    ended by itself is not: a processor that is reset leaves no message.
+    """
+    return all(verdict.kind == LATE or verdict.kind == LOST and was_ended(outcome)
+               for verdict in failed)
+
+
+def was_ended(outcome):
+    """Whether a guest was ended: by the lab, at a limit, or by a bug of QEMU.
+
+    That bug is an assertion about errors of QEMU's own, with which no guest has to do. It occurs
+    only if a device was removed before, and nothing else of QEMU's output is forgiven.
+    """
+    return bool(watch.ENDED.fullmatch(outcome.error)) or models.has_aborted(outcome)
 
 
 def slowest(console, outcomes):
@@ -234,11 +253,13 @@ def place(boot):
 
 
 def judge(outcome, lists, seen):
-    """The verdicts of one boot, two of them about its two logs; record its tests in seen."""
+    """The verdicts of one boot, some of them about its logs; record its tests in seen."""
     name = place(outcome.boot)
+    ended = was_ended(outcome)
     verdicts = []
     if outcome.error:
-        verdicts.append(Verdict(f"{name}: boot", "fail", outcome.error))
+        verdicts.append(Verdict(f"{name}: boot", "fail", outcome.error, LATE if ended else ""))
+    begun = set()
     if outcome.boot.job == "kunit":
         cases = ktap.results(outcome.log, lists.tree)
         verdicts += suites.verdicts(name, cases, suites.skips(pipeline.REPO, kernel.flavour()),
@@ -250,44 +271,69 @@ def judge(outcome, lists, seen):
         text = igt.results(outcome)
         cases = igt.verdicts(text, lists.skips, name, outcome.boot.topology.has, lists.failures)
         verdicts += cases
-        verdicts += silent(outcome, name, igt.tests(text))
+        verdicts += silent(outcome, name, igt.tests(text), lists.subtests)
+        begun = igt.begun(text)
         if cases:
             seen[name] = set(igt.tests(text))
     if not cases:
-        verdicts.append(Verdict(f"{name}: tests", "fail", "none reported a result"))
-    complaints = kernellog.brief(kernellog.complaints(outcome.log, name))
-    for log, lines in (("kernel log", complaints), ("qemu log", outcome.qemu_log),
-                       *model_log(outcome), *kmemleak(outcome)):
+        verdicts.append(Verdict(f"{name}: tests", "fail", "none reported a result", LOST))
+    verdicts.append(kernel_log(outcome, name, begun))
+    qemu_log = outcome.qemu_log
+    for log, lines, kind in (("qemu log", qemu_log, LOST if models.has_aborted(outcome) else ""),
+                             *model_log(outcome), *kmemleak(outcome)):
         verdicts.append(Verdict(f"{name}: {log}", "fail" if lines else "pass",
-                                "\n      ".join(lines)))
-    return verdicts
+                                "\n      ".join(lines), kind if lines else ""))
+    return verdicts + debugging.verdicts(outcome, name, lists.checks)
+
+
+def judged_log(outcome, name):
+    """What kernellog.py says of the kernel log of a boot, and that log."""
+    # A guest that is ended for its silence is asked to print what it is doing.
+    log = kernellog.until_asked(outcome.log) if was_ended(outcome) else outcome.log
+    rounds = outcome.boot.settings.get("VVRAM_SOAK", 1)
+    return kernellog.judge(log, name, rounds=rounds), log
+
+
+def complaints(outcome, name):
+    """The complaints of the kernel in a boot, each with the test or suite that ran."""
+    return judged_log(outcome, name)[0].complaints
+
+
+def kernel_log(outcome, name, begun):
+    """The verdict about the kernel log, which has a mark of each test that has begun."""
+    found, log = judged_log(outcome, name)
+    lines = found.lines + [f"no mark of {test}" for test in sorted(begun - kernellog.marks(log))]
+    return Verdict(f"{name}: {KERNEL_LOG}", "fail" if lines else "pass",
+                   "\n      ".join(kernellog.brief(lines)),
+                   "" if found.complaints or not lines else LOST)
 
 
 def model_log(outcome):
-    """(name, lines) of the output of the modelled devices, if there are any."""
+    """(name, lines, kind) of the output of the modelled devices, if there are any."""
     if not outcome.boot.topology.models:
         return []
-    return [("model log", kernellog.brief(outcome.model_log))]
+    return [("model log", kernellog.brief(outcome.model_log), "")]
 
 
 def kmemleak(outcome):
-    """(name, lines) of the findings of kmemleak at the end of a boot, if the kernel has it."""
+    """(name, lines, kind) of the findings of kmemleak at the end of a boot, if there is one."""
     path = outcome.results / "kmemleak.txt"
     if path.is_file():
-        return [("kmemleak", kernellog.brief(path.read_text(errors="replace").splitlines()))]
+        return [("kmemleak", kernellog.brief(path.read_text(errors="replace").splitlines()), "")]
     if kernel.has("CONFIG_DEBUG_KMEMLEAK=y") and not outcome.error:
-        return [("kmemleak", ["the guest has not scanned"])]
+        return [("kmemleak", ["the guest has not scanned"], LOST)]
     return []
 
 
-def silent(outcome, name, tests):
-    """Verdicts about programs of ours without a result: one that does not start lists no tests."""
-    there = {path.name for path in (outcome.results.parents[1] / "bin").iterdir()}
-    named = {test.partition("@")[0] for test in outcome.boot.settings["LAB_TESTS"].split(",")}
-    ran = {test.partition("@")[0] for test in tests}
-    return [Verdict(f"{name}: {program}", "fail", "it has no results")
-            for program in sorted(there) if program not in ran
-            and any(fnmatch.fnmatch(program, pattern) for pattern in named)]
+def silent(outcome, name, tests, subtests):
+    """Verdicts about tests that the plan names and that have no result, or that do not exist."""
+    # Subtests of IGT's own programs are known from the list of its runner alone.
+    listed = igt.listed(outcome.results / "runner")
+    wanted, nothing = igt.planned(outcome.boot, subtests | listed)
+    return [*(Verdict(f"{name}: {pattern}", "fail", "the plan names it, and there is no such test",
+                      "" if listed else LOST) for pattern in nothing),
+            *(Verdict(f"{name}: {test}", "fail", igt.NO_RESULT, LOST)
+              for test in sorted(wanted - tests.keys()))]
 
 
 def unit_tests(steps, built):

@@ -3,6 +3,7 @@
 
 import json
 
+import debugging
 import kernellog
 import qemu
 import topologies
@@ -58,6 +59,8 @@ def judge(outcome):
     wrong += [f"kernel log: {line}" for line in kernellog.brief(
         kernellog.complaints(outcome.log, outcome.boot.name))]
     wrong += [f"QEMU: {line}" for line in outcome.qemu_log]
+    wrong += [f"{verdict.name}: {verdict.detail}" for verdict in debugging.verdicts(
+        outcome, topology.name, debugging.wanted()) if verdict.result == "fail"]
     moved = said.get("bytes_written", 0) + said.get("bytes_read", 0)
     row = (topology.title, decision(said), distance(said), said.get("ranges", "-"),
            megabytes(said.get("bytes_written", 0)), megabytes(said.get("bytes_read", 0)),

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 import check
+import igt
 import kernel
 import mutation
 import pipeline
@@ -15,13 +16,13 @@ import plan
 import qemu
 import sites
 import source
+import suites
 import topologies
 from steps import LabError
 
 FOLDER = pipeline.REPO / "tools/mutants"
 LIST = FOLDER / "list.toml"
-# Seconds for a boot, for one test in it, and without a mark. A mutation that hangs its guest counts
-# as found. The guests do little more than boot.
+# Seconds for a boot, for one test in it, and without a mark. The guests do little more than boot.
 TIMEOUT = 600
 TEST_TIMEOUT = 120
 SILENCE = 150
@@ -81,20 +82,37 @@ def tree(steps, src, box):
 
 @dataclass(frozen=True)
 class Row:
-    """The outcome of a mutation."""
+    """The outcome of a mutation: what failed, by its tests, elsewhere, and by a limit of time."""
 
     mutation: mutation.Mutation
     reached: bool
-    failures: tuple
+    named: tuple = ()
+    elsewhere: tuple = ()
+    late: tuple = ()
+
+    @property
+    def failures(self):
+        """All that failed, what finds the mutation first."""
+        return self.named + self.elsewhere + self.late
+
+    @property
+    def is_found(self):
+        """Whether what has to find it has failed."""
+        by = {mutation.ANY: self.elsewhere, mutation.HANG: self.late}.get(self.mutation.by)
+        return self.reached and bool(self.named or by)
 
     @property
     def outcome(self):
         """The outcome in words."""
-        if self.failures:
-            return "found"
         if self.mutation.unfindable:
-            return "explained"
-        return "SURVIVED" if self.reached else "NEVER REACHED"
+            return "FINDABLE" if self.is_found else "explained"
+        if self.is_found:
+            return "found"
+        if not self.reached:
+            return "NEVER REACHED"
+        if self.elsewhere:
+            return "ELSEWHERE"
+        return "TIMED OUT" if self.late else "SURVIVED"
 
     @property
     def is_bad(self):
@@ -124,7 +142,7 @@ def run(steps, built, mutations):
     if places:
         failing, log = {}, ""
         for name, outcome in zip(places, outcomes[first:]):
-            failing |= failures(outcome, name, lists)
+            failing |= {v.name: v.detail for v in failures(outcome, name, lists).values()}
             log += outcome.log
         for name, why in failing.items():
             console.say(f"FAILED: {ALLOCATIONS}: {name}: {why}")
@@ -200,10 +218,10 @@ def _boot(name, m, suites, tests, number):
 
 
 def failures(outcome, name, lists):
-    """The names and details of all verdicts that fail."""
+    """All verdicts that fail, by their names."""
     boot_as = dataclasses.replace(outcome.boot, name=f"check-{name}")
     judged = check.judge(dataclasses.replace(outcome, boot=boot_as), lists, {})
-    return {v.name: v.detail for v in judged if v.result == "fail"}
+    return {v.name: v for v in judged if v.result == "fail"}
 
 
 def baseline(outcomes, lists):
@@ -216,15 +234,37 @@ def baseline(outcomes, lists):
     return found
 
 
+def is_named(m, test):
+    """Whether a test or a suite is one of those that have to find a mutation."""
+    return any(igt.chosen(pattern, test) for pattern in m.tests) if m.tests else \
+        fnmatch.fnmatch(test.partition(".")[0], m.suites)
+
+
 def row(m, outcome, before, lists):
-    """The outcome of a boot; failures that occur without the mutation do not count."""
+    """The outcome of a boot; failures that occur without the mutation do not count.
+
+    A complaint of the kernel while a test runs is a failure of that test; that it has not begun is
+    none.
+    """
     name = machine(m)[1]
     known = before.get(name, set())
-    # Suites that a filter holds back do not run.
-    found = {verdict: why for verdict, why in failures(outcome, name, lists).items()
-             if verdict not in known and why != "the suite did not run"}
+    found = {"named": [], "elsewhere": [], "late": []}
+    for verdict in failures(outcome, name, lists).values():
+        # Suites that a filter holds back do not run.
+        if verdict.name in known or verdict.detail == suites.DID_NOT_RUN:
+            continue
+        test = verdict.name.removeprefix(f"{name}: ")
+        told = f"{verdict.name}: {verdict.detail}" if verdict.detail else verdict.name
+        if verdict.kind == igt.LATE or verdict.kind == igt.LOST and check.was_ended(outcome):
+            found["late"].append(told)
+        elif is_named(m, test) and not verdict.detail.startswith((igt.NO_RESULT, igt.NOT_RUN)) \
+                or test == check.KERNEL_LOG and any(
+                    is_named(m, where) for where, _ in check.complaints(outcome, name)):
+            found["named"].append(told)
+        else:
+            found["elsewhere"].append(told)
     return Row(m, f"mutant {m.number} reached" in outcome.log,
-               tuple(f"{verdict}: {why}" if why else verdict for verdict, why in found.items()))
+               *(tuple(texts) for texts in found.values()))
 
 
 def table(rows):

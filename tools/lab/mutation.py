@@ -16,7 +16,10 @@ import sites
 from steps import LabError
 
 # The keys of a mutation in the list.
-KEYS = {"id", "file", "after", "old", "new", "as", "patch", "tests", "suites", "on", "unfindable"}
+KEYS = {"id", "file", "after", "old", "new", "as", "patch", "tests", "suites", "on", "by",
+        "unfindable"}
+# What finds a mutation beside the failure of its tests: any failure of its boot, or a limit of time.
+ANY, HANG = "any", "hang"
 # Stands for the condition in the replacement of a whole old text.
 CONDITION = "MUTANT"
 # Files that only the mutated tree has, and files that name them: the repository changes these
@@ -42,6 +45,7 @@ class Mutation:
     tests: tuple = ()    # program or program@subtest
     suites: str = ""     # or a pattern of KUnit suites
     on: str = ""         # the topology, or bounce
+    by: str = ""         # what finds it as well: ANY or HANG
     unfindable: str = ""  # why nothing can find it
 
     @property
@@ -66,6 +70,8 @@ def parse(text):
         unknown = entry.keys() - KEYS
         if unknown or not {"id", "file", "old"} <= entry.keys():
             raise ValueError(f"mutation {entry.get('id')}: what is {', '.join(unknown) or 'it'}?")
+        if entry.get("by", ANY) not in (ANY, HANG):
+            raise ValueError(f"mutation {entry['id']}: by is {ANY} or {HANG}")
         entry["whole"] = entry.pop("as", "")
         if re.match(r"let (?!_ = )", entry["old"]) and not entry.get("new") and not entry["whole"]:
             raise ValueError(f"mutation {entry['id']}: without its `let` the code means another "

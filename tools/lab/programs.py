@@ -2,16 +2,27 @@
 """Builds the programs that run in the guest, the crate in igt-tests/, and other crates."""
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import cache
 import crates
 import toolchain
+from steps import LabError
 
 CRATE = "igt-tests"
 # The crate of the tool for operators, which the guest has as well.
 TOOL = "tools/p2p"
 LOCK = "Cargo.lock"
+# The programs that speak the protocol of igt_runner, by their names.
+TESTS = "*_*"
+# Prints the subtests of all of them.
+LIST = """
+cd /build/bin
+for program in "$@"; do
+	"./$program" --list-subtests | sed "s/^/$program@/"
+done
+"""
 # Debian's own copies of crates: cargo fetches nothing.
 OFFLINE = ["--offline",
            "--config", 'source.crates-io.replace-with="debian"',
@@ -59,3 +70,15 @@ def ensure(steps, box, repo, kernel):
             shutil.copy2(built / name, folder)
         for path in sorted((repo / CRATE / "examples").glob("*.rs")):
             shutil.copy2(built / f"examples/lib{path.stem}.so", folder)
+
+
+def subtests(box, folder):
+    """The subtests of the programs in a folder, as program@subtest."""
+    names = sorted(path.name for path in folder.glob(TESTS) if path.suffix != ".so")
+    done = subprocess.run(box.with_binds(readonly={"/build/bin": folder}).argv(
+        ["bash", "-o", "pipefail", "-ec", LIST, "bash", *names]),
+        text=True, capture_output=True, check=False)
+    if done.returncode:
+        raise LabError(f"a program does not list its subtests: {done.stderr.strip()}",
+                       f"run it with --list-subtests: they are in {folder}")
+    return frozenset(done.stdout.split())

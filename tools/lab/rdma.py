@@ -10,7 +10,7 @@ import igt
 import packaged
 import pipeline
 import topologies
-from igt import Verdict
+from igt import LOST, Verdict
 
 TOOLS = pipeline.REPO / "tools"
 UAPI = pipeline.REPO / "include/uapi/drm"
@@ -103,5 +103,5 @@ def pyverbs_verdicts(name, what, found, before):
         if result != wanted.get(test):
             detail = f"{result}, expected is {wanted.get(test, 'no such test')}: {detail.strip()}"
             result = "fail"
-        verdicts.append(Verdict(f"{name}: {test}", result, detail))
+        verdicts.append(Verdict(f"{name}: {test}", result, detail, "" if test in found else LOST))
     return verdicts

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 import igt
-from igt import Verdict
+from igt import LOST, Verdict
 
 RUST = re.compile(r"^\+?#\[kunit_tests\((\w+)\)\]", re.M)
 C = re.compile(r"^\+?(?:static )?struct kunit_suite \w+ = \{[^}]*?\.name = \"(\w+)\"", re.M)
@@ -17,6 +17,10 @@ COMPILED = {"", "rust", "no_run"}
 # The suite that the kernel makes from the examples of its crate, and the names of its cases.
 EXAMPLES = "rust_doctests_kernel"
 EXAMPLE = EXAMPLES + ".rust_doctest_kernel_{}_{}"
+# The reasons of ktap.py for a suite that lacks cases, or all of them.
+LOST_CASES = re.compile(r"ended after \d+ of \d+ cases|\d+ of \d+ suites did not run")
+# The failure of a suite that is missing, which the filter of a boot may explain.
+DID_NOT_RUN = "the suite did not run"
 # The driver of an example, which prints a message when it has found its device.
 DRIVER = re.compile(r"Registration::<[^(]*>::new\(\s*c\"(\w+)\"")
 
@@ -87,9 +91,10 @@ def verdicts(name, cases, expected, modules):
             result, why = "fail", f"skipped, which is not expected: {why}"
         elif result == "pass" and reason:
             result, why = "fail", f"passed, but is listed as a skip: {reason}"
-        found.append(Verdict(f"{name}: {case}", result, why))
+        kind = LOST if result == "fail" and LOST_CASES.fullmatch(why) else ""
+        found.append(Verdict(f"{name}: {case}", result, why, kind))
     ran = {case.partition(".")[0] for case, _, _ in cases}
-    return found + [Verdict(f"{name}: {suite}", "fail", "the suite did not run")
+    return found + [Verdict(f"{name}: {suite}", "fail", DID_NOT_RUN, LOST)
                     for suite in sorted(modules - ran)]
 
 

@@ -9,6 +9,7 @@ of each processor and of each blocked task, and panic.
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import time
@@ -23,6 +24,8 @@ REGISTERS = "registers.txt"
 INTERVAL = 10
 LAST_WORDS = 60
 ANSWER = 10
+# What is said of a guest that was ended.
+ENDED = re.compile(r"did not end within \d+ s|left no mark for \d+ s")
 
 
 def arguments(folder):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0
 """The choice of the log that belongs to a check."""
 
-import functools
 import re
 from pathlib import Path
 
 import check
+import igt
 from igt import Verdict
 
 # The logs of a boot, for the table of boots.
@@ -21,28 +21,10 @@ def holds(file):
 
 def of_test(outcome, test):
     """The output of the program of a test of a boot, else that of all its tests."""
-    number = jobs(outcome.results / "runner").get(test)
+    number = igt.jobs(outcome.results / "runner").get(test)
     if number is None:
         return outcome.results / "output.log"
     return outcome.results / f"runner/{number}/out.txt"
-
-
-@functools.lru_cache
-def jobs(folder):
-    """The numbers of programs and of their subtests in the folder of igt_runner.
-
-    A line of its list has a program, and the subtests that one process of it runs.
-    """
-    try:
-        lines = (folder / "joblist.txt").read_text().splitlines()
-    except OSError:
-        return {}
-    found = {}
-    for number, line in enumerate(lines):
-        program, _, subtests = line.partition(" ")
-        found[program] = number
-        found.update({f"{program}@{subtest}": number for subtest in subtests.split(",")})
-    return found
 
 
 class Places:

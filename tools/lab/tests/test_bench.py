@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import bench
+import good
 import pipeline
 import qemu
 import topologies
@@ -50,8 +51,8 @@ class Bench(unittest.TestCase):
             for boot in bench.boots():
                 results = Path(folder) / boot.name
                 results.mkdir()
-                for log in ("kernel.log", "qemu.log"):
-                    (results / log).touch()
+                (results / "kernel.log").write_text(good.log())
+                (results / "qemu.log").touch()
                 figures = runs[int(boot.name.rpartition("-")[2]) - 1]
                 text = "".join(f"{key} {value}\n" for key, value in figures.items())
                 (results / "figures").write_text(text)

@@ -5,6 +5,7 @@ import fnmatch
 import json
 import os
 import re
+import subprocess
 import tempfile
 import threading
 import time
@@ -14,9 +15,11 @@ from unittest import mock
 
 import cache
 import check
+import good
 import host
 import igt
 import kernel
+import models
 import pipeline
 import plan
 import qemu
@@ -24,6 +27,8 @@ import rdma
 import source
 import tally
 import topologies
+import unsteady
+import watch
 from steps import LabError
 
 SWITCH = topologies.find("switch")
@@ -251,6 +256,19 @@ class Plan(unittest.TestCase):
             text = (pipeline.REPO / f"igt-tests/src/bin/{program}.rs").read_text()
             self.assertIn(f'\n    "{subtest}", ', text)
 
+    def test_without_a_route_the_tests_are_those_that_need_none(self):
+        tests = {boot.topology.name: boot.settings["LAB_TESTS"].split(",") for boot in plan.own()
+                 if boot.name == f"check-{boot.topology.name}"}
+        for program in plan.WITHOUT_ROUTE:
+            self.assertIn(program, tests["switch"])
+            self.assertNotIn(program, tests["no-route"])
+            text = (pipeline.REPO / f"igt-tests/src/bin/{program}.rs").read_text()
+            named = [test.partition("@")[2] for test in tests["no-route"]
+                     if test.startswith(f"{program}@")]
+            self.assertTrue(named)
+            for subtest in named:
+                self.assertIn(f'\n    "{subtest.partition("*")[0]}', text)
+
     def test_the_tool_is_tried_without_privileges_where_they_decide(self):
         tests = {boot.name: boot.settings["LAB_TESTS"].split(",") for boot in plan.own()}
         for test in ("p2p_agrees@nobody", "p2p_agrees@others", "p2p_agrees@why"):
@@ -286,20 +304,31 @@ class Plan(unittest.TestCase):
 
 
 class Again(unittest.TestCase):
-    """Boots that failed get a second try, unless the failure cannot be one of time."""
+    """Boots that failed get a second try if each of their failures is one of time."""
+
+    TEST = "vvram_a@x"
+    LISTS = check.Lists({}, {}, None, frozenset({TEST}))
+    NO_END = "Failed: no end after 300 s; it slept"
+    HANG = "left no mark for 600 s"
+    LIMIT = "did not end within 2400 s"
+    ENDED = "the guest ended before its job did, last words: x"
 
     def setUp(self):
         self.share = self.enterContext(tempfile.TemporaryDirectory())
-        (Path(self.share) / "bin").mkdir()
 
-    def outcome(self, name, result="pass", log="", qemu_log="", error=""):
-        """The outcome of a boot of one test."""
+    def outcome(self, name, result="pass", out="", log="", qemu_log="", error="", cut=False,
+                removed=False):
+        """The outcome of a boot of one test; the log of one that was cut has no end."""
         results = Path(self.share) / "results" / name
         results.mkdir(parents=True)
         (results / "results.json").write_text(json.dumps(
-            {"tests": {"igt@vvram_a@x": {"result": result, "err": "too late"}}}))
-        (results / "kernel.log").write_text(f"<4>[    1.000000] {log}\n" if log else "")
+            {"tests": {f"igt@{self.TEST}": {"result": result, "out": f"seed 1\n{out}\n",
+                                            "err": "Starting subtest: x\n"}} if result else {}}))
+        text = good.log(*([log] if log else []), tests=[self.TEST] if result else [])
+        (results / "kernel.log").write_text("".join(text.splitlines(True)[:-1]) if cut else text)
         (results / "qemu.log").write_text(qemu_log)
+        if removed:
+            (results / models.REMOVED).write_text("removed gpu-a\n")
         return qemu.Outcome(plan.igt(name, SWITCH, ("vvram_a",)), results, 1.0, error)
 
     def once_more(self, *first, **second):
@@ -311,48 +340,105 @@ class Again(unittest.TestCase):
             return [self.outcome(boot.name, **second) for boot in boots]
 
         with mock.patch.object(check, "boot", boot):
-            outcomes, unsteady = check.once_more(None, None, check.Lists({}, {}, None), list(first))
-        return tried, [o.boot.name for o in outcomes], [(v.name, v.result) for v in unsteady]
+            outcomes, late = check.once_more(None, None, self.LISTS, list(first))
+        return tried, [o.boot.name for o in outcomes], [(v.name, v.result) for v in late]
 
     def test_what_passes_is_not_tried_again(self):
         self.assertEqual(self.once_more(self.outcome("check-a")), ([], ["check-a"], []))
 
-    def test_the_second_try_counts_if_it_is_good(self):
-        self.assertEqual(self.once_more(self.outcome("check-a"), self.outcome("check-b", "fail")),
-                         (["again-b"], ["check-a", "again-b"], [("b: vvram_a@x", "unsteady")]))
+    def test_what_was_late_is_tried_again_and_counts_if_it_is_good(self):
+        for how in ({"result": "timeout"}, {"result": "fail", "out": self.NO_END}):
+            with self.subTest(how):
+                self.setUp()
+                self.assertEqual(
+                    self.once_more(self.outcome("check-a"), self.outcome("check-b", **how)),
+                    (["again-b"], ["check-a", "again-b"], [("b: vvram_a@x", "unsteady")]))
 
-    def test_a_line_of_the_log_is_tried_again(self):
-        self.assertEqual(self.once_more(self.outcome("check-a", log="clock: late")),
-                         (["again-a"], ["again-a"], [("a: kernel log", "unsteady")]))
+    def test_a_guest_that_was_ended_is_tried_again_with_all_that_it_lacks(self):
+        asked = "Uhhuh. NMI received for unknown reason 30 on CPU 0."
+        for how in ({"error": self.HANG, "log": asked}, {"error": self.LIMIT},
+                    {"error": self.HANG, "result": None},
+                    {"error": self.LIMIT, "result": "notrun"}):
+            with self.subTest(how):
+                self.setUp()
+                first = self.outcome("check-a", **{"result": "incomplete", "cut": True, **how})
+                tried, last, late = self.once_more(first)
+                self.assertEqual((tried, last), (["again-a"], ["again-a"]))
+                self.assertIn(("a: boot", "unsteady"), late)
+                self.assertIn(("a: kernel log", "unsteady"), late)
+
+    def test_an_abort_of_qemu_after_a_removal_is_tried_again(self):
+        abort = ("qemu-system-x86_64: util/error.c:62: error_setv: Assertion `*errp == NULL' "
+                 "failed.\nAborted\n")
+        for removed, again in ((True, ["again-a"]), (False, [])):
+            self.setUp()
+            first = self.outcome("check-a", "incomplete", qemu_log=abort, removed=removed,
+                                 error=self.ENDED, cut=True)
+            self.assertEqual(self.once_more(first)[0], again)
 
     def test_the_first_one_counts_if_both_are_bad(self):
-        for how in ({"result": "fail"}, {"log": "clock: late"}):
+        for how in ({"result": "fail"}, {"result": "timeout"}, {"log": "clock: late"}):
             with self.subTest(how):
                 self.setUp()
-                self.assertEqual(self.once_more(self.outcome("check-a", "fail"), **how),
+                self.assertEqual(self.once_more(self.outcome("check-a", "timeout"), **how),
                                  (["again-a"], ["check-a"], []))
 
-    def test_what_is_serious_is_not_tried_again(self):
-        for how in ({"log": "BUG: KASAN: use-after-free"}, {"log": "WARNING: CPU: 0 PID: 1 at x"},
+    def test_no_other_failure_is_tried_again(self):
+        for how in ({"result": "fail", "out": "Failed: bytes differ"}, {"result": "crash"},
+                    {"result": "fail", "out": f"{self.NO_END}\nFailed: VRAM leaks: 1"},
+                    {"result": "fail", "out": f"{self.NO_END}\nFailed: it does not bind"},
+                    {"result": "incomplete"}, {"result": "notrun"}, {"result": None},
+                    {"log": "clock: late"}, {"log": "BUG: KASAN: use-after-free"},
                     {"log": "WARNING: possible circular locking dependency detected"},
-                    {"log": "DMA-API: edu: device driver frees"}, {"qemu_log": "invalid access"},
-                    {"log": "INFO: task a blocked"}, {"error": "it hangs"}):
+                    {"qemu_log": "invalid access"}, {"cut": True},
+                    {"result": "incomplete", "error": self.ENDED, "cut": True},
+                    {"error": "the job's exit status was 1: it left no mark for 600 s"},
+                    {"result": "incomplete", "error": self.HANG, "log": "INFO: task a blocked"}):
             with self.subTest(how):
                 self.setUp()
-                first = (self.outcome("check-a", "fail"), self.outcome("check-b", **how))
+                first = (self.outcome("check-a", "timeout"), self.outcome("check-b", **how))
                 self.assertEqual(self.once_more(*first), ([], ["check-a", "check-b"], []))
 
+    def test_what_is_said_of_a_guest_that_was_ended(self):
+        for text, limit in ((self.HANG, 1000), (self.LIMIT, 0)):
+            guard = watch.Watch(self.share, limit, 0 if limit else 1000)
+            self.assertTrue(watch.ENDED.fullmatch(guard.complaint()), text)
+
     def test_many_failures_are_no_chance(self):
-        first = [self.outcome(f"check-{n}", "fail") for n in range(check.AGAIN + 1)]
+        first = [self.outcome(f"check-{n}", "timeout") for n in range(check.AGAIN + 1)]
         self.assertEqual(self.once_more(*first), ([], [o.boot.name for o in first], []))
 
-    def test_it_is_told_and_does_not_fail_the_run(self):
+    def test_it_is_counted_and_does_not_fail_the_run(self):
         console = Console()
         console.elapsed = lambda: "1 s"
         verdicts = [igt.Verdict("a: x", "unsteady", "too late"), igt.Verdict("a: x", "pass")]
         self.assertEqual(tally.close(console, verdicts), 0)
         self.assertEqual(console.lines, ["UNSTEADY, passed the second time: a: x: too late",
-                                         "total time: 1 s", "1 passed, 0 failed, 0 skipped"])
+                                         "total time: 1 s", "1 unsteady",
+                                         "1 passed, 0 failed, 0 skipped"])
+
+    def test_a_run_remembers_what_was_unsteady_before(self):
+        late = [igt.Verdict("a: x", "unsteady", "late"), igt.Verdict("b: y", "unsteady", "late")]
+        with mock.patch.dict(os.environ, XDG_CACHE_HOME=self.share):
+            said = [[v.detail for v in unsteady.told(found, 7)] for found in (late[:1], late, late)]
+            text = unsteady.path().read_text()
+        first, once, twice = "late [for the first time]", "late [unsteady 1 times before]", \
+            "late [unsteady 2 times before]"
+        self.assertEqual(said, [[first], [once, first], [twice, once]])
+        self.assertRegex(text, r"^\d{4}-\d\d-\d\d 7 a: x\n")
+        self.assertEqual(len(text.splitlines()), 5)
+
+    def test_the_gate_of_a_change_adds_both_up(self):
+        make = Path(self.share) / "make"
+        make.write_text('#!/bin/sh\n[ "$2" = check ] && echo "2 unsteady" && '
+                        'echo "5 passed, 0 failed, 1 skipped" && exit\n'
+                        'echo "3 passed, 0 failed, 0 skipped"\n')
+        make.chmod(0o755)
+        done = subprocess.run([pipeline.REPO / ".ci/run"], text=True, capture_output=True,
+                              check=False,
+                              env={"PATH": f"{self.share}:{os.environ['PATH']}"})
+        self.assertEqual((done.returncode, done.stdout.splitlines()[-2:]),
+                         (0, ["2 unsteady", "8 passed, 0 failed, 1 skipped"]))
 
 
 class Slowest(unittest.TestCase):

@@ -8,10 +8,13 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import bench
 import cache
 import check
 import debianroot
+import debugging
 import demo
+import good
 import guestroot
 import host
 import igt
@@ -19,6 +22,7 @@ import kernel
 import mutants
 import pipeline
 import plan
+import programs
 import qemu
 import source
 import style
@@ -29,7 +33,7 @@ from steps import LabError
 
 SWITCH = topologies.find("switch")
 NO_ROUTE = topologies.find("no-route")
-LISTS = check.Lists({}, {}, None)
+LISTS = check.Lists({}, {}, None, frozenset({"vvram_a@x", "vvram_a@y", "vvram_b@x", "rdma_c@x"}))
 GOOD = {"decision": "bus", "reason": "none", "distance": 4, "ranges": 3, "bytes_written": 4 << 20,
         "bytes_read": 4 << 20, "verified": True, "error": None}
 
@@ -190,6 +194,11 @@ class Skips(unittest.TestCase):
         self.assertEqual(igt.expected_skips(text), {})
         self.assertEqual(igt.expected_skips(text, "kasan"), {(None, "vvram_a@x"): "slow"})
 
+    def test_a_failure_is_told_without_the_stack_below_it(self):
+        entry = {"out": "seed 1\nFailed: too late, stack:\n[<0>] f+0x1/0x2\n",
+                 "err": "Starting subtest: x\n"}
+        self.assertEqual(igt.said(entry), "Failed: too late, stack:")
+
     def test_other_results_fail(self):
         for result in ("fail", "crash", "timeout", "incomplete", "notrun", "dmesg-fail", "abort"):
             self.assertEqual(self.judge("switch", p=result), [("switch: vvram_a@p", "fail")])
@@ -234,6 +243,7 @@ class Needs(unittest.TestCase):
 
 class Findings(unittest.TestCase):
     FAILURES = igt.expected_failures("# remark\n\nvvram_a@x  L1  cannot be killed\n")
+    AT_TIMES = igt.expected_failures("?vvram_a@x  L1  cannot be killed\n")
 
     @staticmethod
     def text(**results):
@@ -255,48 +265,118 @@ class Findings(unittest.TestCase):
         self.assertEqual(mended(self.text(x="pass"), self.text(x="fail")), 0)
         self.assertEqual(mended(self.text(y="pass")), 1)
 
+    def test_what_passes_at_times_is_said_to(self):
+        self.assertEqual([v.result for v in igt.verdicts(self.text(x="fail"), {}, "switch", set(),
+                                                         self.AT_TIMES)], ["skip"])
+        self.assertEqual(igt.mended([self.text(x="pass")], self.AT_TIMES), [])
+        self.assertEqual(len(igt.mended([self.text(y="pass")], self.AT_TIMES)), 1)
+
+    def test_letters_of_findings(self):
+        for letter in ("H1", "M5", "F3", "A2", "L4", "D1", "D12", "H1,M5"):
+            found = igt.expected_failures(f"vvram_a@x  {letter}  a reason\n")
+            self.assertEqual(found["vvram_a@x"].reason, f"{letter}: a reason")
+
     def test_each_has_a_letter_and_a_reason(self):
-        for line in ("vvram_a@x", "vvram_a@x  L1", "vvram_a@x  slow  machine", "vvram_a@x  L  one"):
+        for line in ("vvram_a@x", "vvram_a@x  L1", "vvram_a@x  slow  machine", "vvram_a@x  L  one",
+                     "vvram_a@x  h1  one", "vvram_a@x  HM1  one", "vvram_a@x  H1,  one"):
             with self.assertRaises(ValueError):
                 igt.expected_failures(line)
 
 
 class Boots(unittest.TestCase):
     FAULT = "qemu-system-x86_64: virtio_iommu_translate no mapping for 0x1000 for sid=512"
+    TESTS = ("vvram_a@x", "vvram_a@y", "vvram_b@x")
 
-    def outcome(self, folder, **logs):
-        for name, text in {"kernel": "", "qemu": "", **logs}.items():
-            (Path(folder) / f"{name}.log").write_text(text)
-        boot = plan.igt("check-switch", SWITCH, ["vvram_*"])
-        return qemu.Outcome(boot, Path(folder), 1.0)
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def outcome(self, plan_of_it=("vvram_*",), ran=TESTS, unwanted="", listed=(), **logs):
+        """A boot that ran some tests; listed are those in the list of the runner."""
+        text = good.log(*logs.pop("kernel", ()), tests=ran)
+        for name, content in {"kernel": text, "qemu": "", **logs}.items():
+            (self.folder / f"{name}.log").write_text(content)
+        (self.folder / "results.json").write_text(json.dumps(
+            {"tests": {f"igt@{test}": {"result": "pass"} for test in ran}}))
+        (self.folder / "runner").mkdir(exist_ok=True)
+        (self.folder / "runner/joblist.txt").write_text("".join(f"{job}\n" for job in listed))
+        igt.jobs.cache_clear()
+        boot = plan.igt("check-switch", SWITCH, plan_of_it,
+                        **({"LAB_EXCEPT": unwanted} if unwanted else {}))
+        return qemu.Outcome(boot, self.folder, 1.0)
+
+    def failing(self, *arguments, **more):
+        """What fails in such a boot."""
+        return [v.name for v in check.judge(self.outcome(*arguments, **more), LISTS, {})
+                if v.result == "fail"]
 
     def test_each_log_is_judged(self):
-        with tempfile.TemporaryDirectory() as folder:
-            for logs, failing in (({}, []), ({"qemu": f"\n{self.FAULT}\n"}, ["qemu log"]),
-                                  ({"kernel": "<1>[    1.000000] BUG: x\n"}, ["kernel log"])):
-                verdicts = check.judge(self.outcome(folder, **logs), LISTS, {})
-                self.assertEqual([v.name for v in verdicts if v.result == "fail"],
-                                 ["switch: tests", *[f"switch: {log}" for log in failing]])
+        for logs, failing in (({}, []), ({"qemu": f"\n{self.FAULT}\n"}, ["switch: qemu log"]),
+                              ({"kernel": ["BUG: x"]}, ["switch: kernel log"])):
+            self.assertEqual(self.failing(**logs), failing)
 
-    def test_each_program_has_results(self):
-        with tempfile.TemporaryDirectory() as share:
-            folder = Path(share) / "results/check-switch"
-            folder.mkdir(parents=True)
-            (Path(share) / "bin").mkdir()
-            for name in ("vvram_a", "vvram_b", "rdma_c"):
-                (Path(share) / "bin" / name).touch()
-            (folder / "results.json").write_text(
-                json.dumps({"tests": {"igt@vvram_a@x": {"result": "pass"}}}))
-            verdicts = check.judge(self.outcome(folder), LISTS, {})
-            self.assertEqual([v.name for v in verdicts if v.result == "fail"],
-                             ["switch: vvram_b"])
+    def test_each_test_of_the_plan_has_a_result(self):
+        self.assertEqual(self.failing(ran=("vvram_a@x", "vvram_b@x")), ["switch: vvram_a@y"])
+        self.assertEqual(self.failing(ran=("vvram_a@x", "vvram_a@y")), ["switch: vvram_b@x"])
+        self.assertEqual(self.failing(("vvram_a",), ran=("vvram_a@x",)), ["switch: vvram_a@y"])
+        self.assertEqual(self.failing(("vvram_a@x", "vvram_b@*"), ran=("vvram_a@x", "vvram_b@x")),
+                         [])
+        self.assertEqual(self.failing(unwanted="vvram_a@y", ran=("vvram_a@x", "vvram_b@x")), [])
+
+    def test_each_name_of_the_plan_has_a_test(self):
+        for name in ("vvram_a@z", "vvram_a@either-*", "vvram_d", "rdma_d*", "vvram"):
+            self.assertEqual(self.failing((*self.TESTS, name)), [f"switch: {name}"])
+        self.assertEqual(self.failing(unwanted="vvram_a@z"), ["switch: vvram_a@z"])
+        # What a boot leaves out may be part of another boot.
+        self.assertEqual(self.failing(unwanted="rdma_c@x"), [])
+
+    def test_each_test_in_the_list_of_the_runner_has_a_result(self):
+        # Of its own programs the lab knows no subtests.
+        names = (*self.TESTS, "core_*")
+        listed = ("vvram_a x,y", "vvram_b x", "core_auth one,two", "core_getversion")
+        ran = (*self.TESTS, "core_auth@one", "core_getversion")
+        self.assertEqual(self.failing(names, ran=ran, listed=listed), ["switch: core_auth@two"])
+        self.assertEqual(self.failing(names, ran=(*ran, "core_auth@two"), listed=listed), [])
+        self.assertEqual(self.failing(names), ["switch: core_*"])
+
+    def test_the_exit_status_of_the_runner_is_that_of_the_job(self):
+        job = (pipeline.GUEST / "jobs/igt").read_text()
+        self.assertNotIn("|| true", job)
+        self.assertIn('"$root" runner || status=$?', job)
+        self.assertTrue(job.endswith("exit $status\n"))
+
+    def test_the_programs_list_their_subtests(self):
+        program = "#!/bin/sh\nprintf 'x\\ny\\n'\n"
+        box = mock.Mock()
+        box.with_binds.return_value.argv = lambda argv: [
+            word.replace("/build/bin", str(self.folder)) for word in argv]
+        for name, text in (("vvram_a", program), ("p2p-demo", "not a program"),
+                           ("libfio_buffer.so", "nor this")):
+            (self.folder / name).write_text(text)
+            (self.folder / name).chmod(0o755)
+        self.assertEqual(programs.subtests(box, self.folder), {"vvram_a@x", "vvram_a@y"})
+        (self.folder / "vvram_b").write_text("#!/bin/sh\nexit 1\n")
+        (self.folder / "vvram_b").chmod(0o755)
+        with self.assertRaises(LabError):
+            programs.subtests(box, self.folder)
 
     def test_the_demo_sees_them_too(self):
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "demo.json").write_text(json.dumps(GOOD))
-            self.assertEqual(demo.judge(self.outcome(folder))[1], [])
-            self.assertEqual(demo.judge(self.outcome(folder, qemu=self.FAULT))[1],
-                             [f"QEMU: {self.FAULT}"])
+        (self.folder / "demo.json").write_text(json.dumps(GOOD))
+        (self.folder / debugging.STATE).write_text("lockdep 1\ndma-debug N\n")
+        self.assertEqual(demo.judge(self.outcome())[1], [])
+        self.assertEqual(demo.judge(self.outcome(qemu=self.FAULT))[1], [f"QEMU: {self.FAULT}"])
+        self.assertEqual(len(demo.judge(self.outcome(kernel=["x"]))[1]), 1)
+        (self.folder / debugging.STATE).write_text("lockdep 0\ndma-debug N\n")
+        self.assertEqual(demo.judge(self.outcome())[1],
+                         ["switch: lockdep: it was off at the end: 0"])
+        outcome = self.outcome()
+        (self.folder / "kernel.log").write_text("")
+        self.assertEqual(len(demo.judge(outcome)[1]), 2)
+
+    def test_the_benchmark_needs_a_whole_log_too(self):
+        outcome = self.outcome()
+        self.assertEqual(bench.complaints(outcome), [])
+        (self.folder / "kernel.log").write_text("")
+        self.assertEqual(len(bench.complaints(outcome)), 1)
 
 
 class Demo(unittest.TestCase):

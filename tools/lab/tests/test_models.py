@@ -183,11 +183,12 @@ class Judged(unittest.TestCase):
         found = self.verdicts(self.outcome(model_log=""))
         self.assertEqual(found["model log"], ("pass", ""))
 
-    def test_a_report_is_a_failure_and_serious(self):
+    def test_a_report_is_a_failure_and_final(self):
         outcome = self.outcome(model_log="gpu-a: ring 0, entry 1: read of 0x0\n\n")
         self.assertEqual(self.verdicts(outcome)["model log"],
                          ("fail", "gpu-a: ring 0, entry 1: read of 0x0"))
-        self.assertTrue(check.serious(outcome))
+        failed = check.failures(outcome, check.Lists({}, {}, None))
+        self.assertFalse(check.is_late(outcome, [v for v in failed if v.name.endswith("model log")]))
 
     def test_without_devices_there_is_no_verdict(self):
         found = self.verdicts(self.outcome(topologies.find("switch")))
@@ -208,22 +209,21 @@ class Judged(unittest.TestCase):
         outcome = self.outcome(qemu_log=text, removed="removed gpu-b\n")
         self.assertEqual(outcome.qemu_log, [other])
 
-    def test_an_abort_of_qemu_after_a_removal_is_not_serious(self):
+    def test_an_abort_of_qemu_after_a_removal_is_not_final(self):
         abort = ("qemu-system-x86_64: util/error.c:62: error_setv: Assertion `*errp == NULL' failed.\n"
                  "Aborted\n")
-        for text, removed, serious in ((abort, True, False), (abort, False, True),
-                                       (abort + "one more\n", True, True),
-                                       ("one before\n" + abort, True, True),
-                                       (abort.replace("62", "63"), True, False)):
+        for text, removed, final in ((abort, True, False), (abort, False, True),
+                                     (abort + "one more\n", True, True),
+                                     ("one before\n" + abort, True, True),
+                                     (abort.replace("62", "63"), True, False)):
             with self.subTest(text=text, removed=removed):
                 self.setUp()
                 more = {"removed": "removed gpu-b\n"} if removed else {}
                 outcome = self.outcome(qemu_log=text, **more)
                 outcome.error = "the guest ended before its job did"
-                self.assertEqual(check.serious(outcome), serious)
-                failed = [v for v in check.judge(outcome, check.Lists({}, {}, None), {})
-                          if v.result == "fail"]
+                failed = check.failures(outcome, check.Lists({}, {}, None))
                 self.assertTrue(failed)
+                self.assertEqual(not check.is_late(outcome, failed), final)
 
 
 if __name__ == "__main__":

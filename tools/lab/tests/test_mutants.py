@@ -6,6 +6,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import good
 import mutants
 import mutation
 import pipeline
@@ -13,7 +14,9 @@ import plan
 import qemu
 import sites
 import source
+import suites
 import topologies
+from igt import LATE, LOST, Verdict
 from mutation import Mutation
 from steps import LabError
 
@@ -88,7 +91,8 @@ class Rewriting(unittest.TestCase):
         self.assertEqual(found, [Mutation("a", "b", "c", whole="d", tests=("x", "y"))])
         variable = good.replace('old = "c"', 'old = "let c = 1;"')
         mutation.parse(variable)
-        for bad in (good + 'colour = "red"\n', good.replace("old", "new"),
+        mutation.parse(f'{good}by = "any"\n')
+        for bad in (good + 'colour = "red"\n', good.replace("old", "new"), f'{good}by = "luck"\n',
                     variable.replace('as = "d"\n', "")):
             with self.assertRaises(ValueError):
                 mutation.parse(bad)
@@ -223,26 +227,84 @@ mod tests {
 
 
 class Judging(unittest.TestCase):
-    def row(self, failing, log="", known=(), unfindable=""):
+    REACHED = f"<6>[    1.0] mutant: mutant {one(RUST, 'f();').number} reached\n"
+    NAMED = Verdict("switch: vvram_p2p@x", "fail", "no")
+    OTHER = Verdict("switch: vvram_move@x", "fail", "no")
+    HUNG = Verdict("switch: boot", "fail", "left no mark for 150 s", LATE)
+    GONE = Verdict("switch: vvram_p2p@x", "fail", "incomplete", LOST)
+
+    def row(self, *failing, log=REACHED, known=(), error="", **more):
         """The row of a mutation whose boot had these failures."""
-        m = one(RUST, "f();", tests=("vvram_p2p",), unfindable=unfindable)
-        outcome = mock.Mock(log=log)
-        with mock.patch("mutants.failures", return_value=failing):
-            return mutants.row(m, outcome, {"switch": set(known)}, None)
+        m = one(RUST, "f();", **{"tests": ("vvram_p2p",), **more})
+        outcome = mock.Mock(log=log, error=error, qemu_log=[],
+                            boot=mock.Mock(settings={}))
+        with mock.patch("mutants.failures", return_value={v.name: v for v in failing}), \
+                mock.patch("models.has_aborted", return_value=False):
+            return mutants.row(m, outcome, {mutants.machine(m)[1]: set(known)}, None)
+
+    def outcome(self, *failing, **more):
+        """The outcome in words."""
+        return self.row(*failing, **more).outcome
 
     def test_outcomes(self):
-        reached = f"mutant {one(RUST, 'f();').number} reached"
-        self.assertEqual(self.row({"switch: a": "no"}).outcome, "found")
-        self.assertEqual(self.row({}, reached).outcome, "SURVIVED")
-        self.assertEqual(self.row({}).outcome, "NEVER REACHED")
-        self.assertEqual(self.row({}, reached, unfindable="why").outcome, "explained")
-        self.assertTrue(self.row({}).is_bad and self.row({}, reached).is_bad)
-        self.assertFalse(self.row({"switch: a": ""}).is_bad)
+        self.assertEqual(self.outcome(self.NAMED), "found")
+        self.assertEqual(self.outcome(self.NAMED, self.OTHER, self.HUNG), "found")
+        self.assertEqual(self.outcome(self.OTHER), "ELSEWHERE")
+        self.assertEqual(self.outcome(), "SURVIVED")
+        self.assertEqual(self.outcome(log=""), "NEVER REACHED")
+        self.assertEqual(self.outcome(unfindable="why"), "explained")
+        self.assertTrue(all(self.row(*failing).is_bad for failing in ((), (self.OTHER,),
+                                                                      (self.HUNG,))))
+        self.assertFalse(self.row(self.NAMED).is_bad)
+
+    def test_one_that_is_not_reached_is_not_found(self):
+        self.assertEqual(self.outcome(self.NAMED, log=""), "NEVER REACHED")
+
+    def test_one_that_nothing_can_find_is_not_found(self):
+        self.assertEqual(self.outcome(self.NAMED, unfindable="why"), "FINDABLE")
+        self.assertTrue(self.row(self.NAMED, unfindable="why").is_bad)
+        self.assertEqual(self.outcome(self.OTHER, unfindable="why"), "explained")
+
+    def test_the_list_may_say_what_else_finds_it(self):
+        self.assertEqual(self.outcome(self.OTHER, by="any"), "found")
+        self.assertEqual(self.outcome(self.HUNG, by="any"), "TIMED OUT")
+        self.assertEqual(self.outcome(self.HUNG, by="hang"), "found")
+        self.assertEqual(self.outcome(self.OTHER, by="hang"), "ELSEWHERE")
+        self.assertEqual(self.outcome(by="any"), "SURVIVED")
+
+    def test_a_limit_of_time_finds_nothing(self):
+        self.assertEqual(self.outcome(self.HUNG), "TIMED OUT")
+        hung = {"error": "left no mark for 150 s"}
+        self.assertEqual(self.outcome(self.HUNG, self.GONE, **hung), "TIMED OUT")
+        # A guest that dies in its test is another matter.
+        self.assertEqual(self.outcome(self.GONE), "found")
+        # So is one that dies before.
+        for why in ("it has no result", "notrun: no output"):
+            never = Verdict("switch: vvram_p2p@x", "fail", why, LOST)
+            self.assertEqual(self.outcome(never), "ELSEWHERE")
+        late = Verdict("switch: vvram_p2p@x", "fail", "fail: Failed: no end after 1 s", LATE)
+        self.assertEqual(self.outcome(late), "TIMED OUT")
+
+    def test_a_complaint_of_the_kernel_is_that_of_the_test_that_ran(self):
+        bad = Verdict("switch: kernel log", "fail", "BUG: x (during ...)")
+        for test, found in (("vvram_p2p", "found"), ("vvram_move", "ELSEWHERE")):
+            log = self.REACHED + good.log() + "".join(good.line(text) for text in (
+                f"[IGT] {test}: executing", f"[IGT] {test}: starting subtest x", "BUG: x"))
+            self.assertEqual(self.outcome(bad, log=log), found)
+
+    def test_suites_are_named_by_a_pattern(self):
+        bad = Verdict("kunit-bridge: vram_lru.order", "fail", "no")
+        for pattern, found in (("vram_lru", "found"), ("vram_*", "found"),
+                               ("vram_loss", "ELSEWHERE")):
+            self.assertEqual(self.outcome(bad, tests=(), suites=pattern), found)
+        log = self.REACHED + good.line("    # Subtest: vram_lru", 6) + good.line("BUG: x")
+        self.assertEqual(self.outcome(Verdict("kunit-bridge: kernel log", "fail", "BUG: x"),
+                                      log=log, tests=(), suites="vram_lru"), "found")
 
     def test_what_fails_anyway_says_nothing(self):
-        self.assertEqual(self.row({"switch: a": ""}, known=["switch: a"]).outcome, "NEVER REACHED")
-        self.assertEqual(self.row({"switch: range_list": "the suite did not run"}).outcome,
-                         "NEVER REACHED")
+        self.assertEqual(self.outcome(self.NAMED, known=[self.NAMED.name]), "SURVIVED")
+        self.assertEqual(self.outcome(Verdict("switch: range_list", "fail", suites.DID_NOT_RUN)),
+                         "SURVIVED")
 
     def test_boots(self):
         m = one(RUST, "f();", tests=("vvram_p2p@pinned",), on="bounce")
@@ -288,7 +350,7 @@ class Judging(unittest.TestCase):
             mutants.chosen()
 
     def test_bad_rows_come_last(self):
-        good, bad = self.row({"switch: a": "no"}), self.row({})
-        lines = mutants.table([bad, good])
+        found, bad = self.row(self.NAMED), self.row(self.OTHER)
+        lines = mutants.table([bad, found])
         self.assertTrue(lines[0].startswith("found"))
-        self.assertEqual(lines[-1], "1 NEVER REACHED, 1 found")
+        self.assertEqual(lines[-1], "1 ELSEWHERE, 1 found")
