@@ -41,8 +41,12 @@ pub fn regions() -> Result<Vec<(String, u64)>, Stop> {
 }
 
 /// Where the file system of groups is mounted.
+///
+/// # Errors
+///
+/// Fails the subtest if it cannot be mounted.
 #[track_caller]
-fn root() -> Result<PathBuf, Stop> {
+pub(crate) fn root() -> Result<PathBuf, Stop> {
     let made = fs::create_dir_all(ROOT);
     check!(made.is_ok(), "mkdir {ROOT}: {made:?}");
     mounted("cgroup2", ROOT)

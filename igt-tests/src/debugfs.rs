@@ -94,7 +94,8 @@ pub struct Buffer {
     pub importers: Vec<Importer>,
 }
 
-fn parse(text: &str) -> Option<Vec<Buffer>> {
+/// Parses the listing.
+pub(crate) fn parse(text: &str) -> Option<Vec<Buffer>> {
     let mut buffers: Vec<Buffer> = Vec::new();
     for line in text.lines() {
         let words = words(line);

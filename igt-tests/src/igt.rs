@@ -3,18 +3,18 @@
 //! The protocol of igt_runner.
 //!
 //! Every subtest runs in a process of its own, so that one that crashes or
-//! hangs fails and the others go on. After each one the free VRAM has to be
-//! what it was before.
+//! hangs fails and the others go on. After each one the [`invariants`](crate::invariants) have to
+//! hold, and it must have left neither a file descriptor nor a process.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use crate::drm::Drm;
+use crate::invariants::{Value, Watch};
 use crate::misc;
-use crate::pci::PciDevice;
-use crate::proc::{Child, Exit};
+use crate::proc::{self, Child, Exit};
 use crate::rebind;
+use crate::signals::open_files;
 use crate::Outcome;
 
 /// Everything passed.
@@ -39,15 +39,24 @@ pub struct Subtest {
     pub about: &'static str,
     /// The test.
     pub run: fn() -> Outcome,
+    /// The invariants that it changes on purpose.
+    pub changes: &'static [Value],
 }
 
-/// Declares the subtests of a program (name, description, function) and its main function.
+/// Declares the subtests of a program (name, description, function) and its main function. A
+/// subtest that changes [`invariants`](crate::invariants) on purpose names them behind its
+/// function: `changes: [Reports]`.
 #[macro_export]
 macro_rules! igt_main {
-    ($($name:literal, $about:literal, $run:expr;)+) => {
+    ($($name:literal, $about:literal, $run:expr $(, changes: [$($value:ident),+])?;)+) => {
         fn main() {
             $crate::igt::main(&[$(
-                $crate::igt::Subtest { name: $name, about: $about, run: $run },
+                $crate::igt::Subtest {
+                    name: $name,
+                    about: $about,
+                    run: $run,
+                    changes: &[$($($crate::invariants::Value::$value),+)?],
+                },
             )+])
         }
     };
@@ -122,56 +131,74 @@ fn version() -> String {
     )
 }
 
-/// Free VRAM of each device, or `None` of one without a driver.
-fn vram_free() -> Vec<Option<u64>> {
-    PciDevice::vvrams()
-        .iter()
-        .map(|gpu| Drm::try_open_on(gpu)?.vram_free().ok())
-        .collect()
+/// Runs a subtest, and checks that it has closed its files.
+fn body(subtest: &Subtest) -> Outcome {
+    let before = open_files();
+    (subtest.run)()?;
+    for fd in open_files() {
+        if !before.contains(&fd) {
+            let file = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+            fail!("the subtest has left file descriptor {fd}: {file:?}");
+        }
+    }
+    Ok(())
 }
 
-fn run(program: &str, subtest: &Subtest, bound: &rebind::Bound) -> i32 {
-    let before = vram_free();
+/// What is looked at around each subtest.
+struct Harness {
+    program: String,
+    bound: rebind::Bound,
+    watch: Watch,
+}
+
+/// Runs the process of a subtest. Returns the exit status, or none of a process that cannot be
+/// killed, which may hold any lock.
+fn run_process(subtest: &Subtest) -> Option<i32> {
+    let mut child = match Child::spawn(|| body(subtest)) {
+        Ok(child) => child,
+        Err(error) => {
+            say(&format!("Failed: {error}"));
+            return Some(EXIT_FAIL);
+        }
+    };
+    match child.wait(LIMIT * misc::soak() as u32) {
+        Some(Exit::Code(code)) => Some(code),
+        Some(Exit::Signal(signal)) => {
+            say(&format!("Failed: the subtest died by signal {signal}"));
+            Some(EXIT_FAIL)
+        }
+        None => {
+            say(&format!(
+                "Failed: no end after {} s; {}",
+                LIMIT.as_secs() * misc::soak() * u64::from(misc::slower()),
+                child.whereabouts()
+            ));
+            child.kill().is_ok().then_some(EXIT_FAIL)
+        }
+    }
+}
+
+fn run(subtest: &Subtest, harness: &mut Harness) -> i32 {
+    let program = &harness.program;
     misc::begin(program, subtest.name);
     both(&format!("Starting subtest: {}", subtest.name));
     kernel_log(&format!("{program}: starting subtest {}", subtest.name));
     let start = Instant::now();
-    let mut code = match Child::spawn(subtest.run) {
-        Err(error) => {
-            say(&format!("Failed: {error}"));
-            EXIT_FAIL
-        }
-        Ok(mut child) => match child.wait(LIMIT * misc::soak() as u32) {
-            Some(Exit::Code(code)) => code,
-            Some(Exit::Signal(signal)) => {
-                say(&format!("Failed: the subtest died by signal {signal}"));
-                EXIT_FAIL
-            }
-            None => {
-                say(&format!(
-                    "Failed: no end after {} s; {}",
-                    LIMIT.as_secs() * misc::soak() * u64::from(misc::slower()),
-                    child.whereabouts()
-                ));
-                EXIT_FAIL
-            }
-        },
-    };
-    if let Err(text) = bound.restore() {
+    let ended = run_process(subtest);
+    let mut code = ended.unwrap_or(EXIT_FAIL);
+    let mut fail = |text: &str| {
         say(&format!("Failed: {text}"));
         code = EXIT_FAIL;
+    };
+    if let Err(text) = harness.bound.restore() {
+        fail(&text);
     }
-    if code == EXIT_SUCCESS {
-        let mut after = Vec::new();
-        let same = misc::poll(Duration::from_secs(5), || {
-            after = vram_free();
-            (after == before).then_some(())
-        });
-        if same.is_none() {
-            say(&format!(
-                "Failed: VRAM leaks: {before:?} bytes of each device were free before the subtest, {after:?} after it"
-            ));
-            code = EXIT_FAIL;
+    if ended.is_some() {
+        if let Err(text) = proc::no_children(Duration::from_secs(5)) {
+            fail(&text);
+        }
+        if let Err(text) = harness.watch.check(subtest.changes) {
+            fail(&format!("the subtest has left changes:\n{text}"));
         }
     }
     let word = match code {
@@ -237,12 +264,27 @@ pub fn main(subtests: &[Subtest]) -> ! {
     println!("{}", version());
     println!("seed {}", misc::seed());
     kernel_log(&format!("{program}: executing"));
-    let bound = rebind::Bound::now();
+    let chosen: Vec<_> = subtests
+        .iter()
+        .filter(|subtest| list.as_ref().is_none_or(|list| chosen(list, subtest.name)))
+        .collect();
     let mut codes = Vec::new();
-    for subtest in subtests {
-        if list.as_ref().is_none_or(|list| chosen(list, subtest.name)) {
-            codes.push(run(&program, subtest, &bound));
-        }
+    if !chosen.is_empty() {
+        proc::adopt_orphans();
+        let watch = match Watch::begin() {
+            Ok(watch) => watch,
+            Err(text) => {
+                both(&format!("Failed: {text}"));
+                std::process::exit(EXIT_FAIL);
+            }
+        };
+        let mut harness = Harness {
+            program: program.clone(),
+            bound: rebind::Bound::now(),
+            watch,
+        };
+        codes.extend(chosen.iter().map(|subtest| run(subtest, &mut harness)));
+        say(&harness.watch.summary());
     }
     let code = if codes.is_empty() {
         both(&format!("Unknown subtest: {}", list.unwrap_or_default()));

@@ -31,6 +31,7 @@ pub mod foreign;
 pub mod fragment;
 pub mod heap;
 pub mod igt;
+pub mod invariants;
 pub mod iommu;
 pub mod map;
 pub mod memory;

@@ -7,6 +7,7 @@ use std::io;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::panic::{self, AssertUnwindSafe};
+use std::ptr;
 use std::time::Duration;
 
 use crate::igt;
@@ -200,6 +201,62 @@ impl Drop for Child {
         self.signal(libc::SIGKILL);
         self.wait(Duration::from_secs(5));
     }
+}
+
+/// Makes this process the parent of descendants whose parent has ended.
+pub fn adopt_orphans() {
+    // SAFETY: a plain system call.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+}
+
+/// Waits until this process has no children, while those that are being killed end.
+///
+/// # Errors
+///
+/// Names the children that do not end, and kills them.
+pub fn no_children(limit: Duration) -> Result<(), String> {
+    let none = misc::poll(limit, || loop {
+        // SAFETY: a plain system call, which writes no status.
+        match unsafe { libc::waitpid(-1, ptr::null_mut(), libc::WNOHANG) } {
+            0 => return None,
+            pid if pid < 0 => return Some(()),
+            _ => (),
+        }
+    });
+    if none.is_some() {
+        return Ok(());
+    }
+    let mut left = Vec::new();
+    for pid in children_of(std::process::id()) {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        left.push(format!("{pid} ({})", name.trim()));
+        // SAFETY: a child that is not reaped, so the pid is still its own.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+    Err(format!(
+        "the subtest has left processes: {}",
+        left.join(", ")
+    ))
+}
+
+/// The children of a process.
+fn children_of(parent: u32) -> Vec<libc::pid_t> {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| parent_of(*pid) == Some(parent))
+        .collect()
+}
+
+/// The parent in /proc/PID/stat.
+fn parent_of(pid: libc::pid_t) -> Option<u32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may have any characters.
+    text.rsplit_once(')')?
+        .1
+        .split_whitespace()
+        .nth(1)?
+        .parse()
+        .ok()
 }
 
 /// A pipe that carries steps from one process to another.

@@ -243,8 +243,8 @@ fn removed() -> Outcome {
 igt_main! {
     "identity", "registers say what the device is, and a reset clears them", || each(identity);
     "poison", "what is not mapped in the aperture is poison", || each(poison);
-    "reported", "a write to what is not mapped is reported", || each(reported);
-    "unmapped", "an access to memory that the IOMMU does not map for the device is reported", unmapped;
-    "not-master", "an access with bus mastering off is reported", || each(|gpu| refused(gpu, false));
+    "reported", "a write to what is not mapped is reported", || each(reported), changes: [Reports];
+    "unmapped", "an access to memory that the IOMMU does not map for the device is reported", unmapped, changes: [Reports];
+    "not-master", "an access with bus mastering off is reported", || each(|gpu| refused(gpu, false)), changes: [Reports];
     "removed", "a device that is removed by surprise reads as ones, and can be plugged in again", removed;
 }

@@ -211,6 +211,7 @@ impl drm::Driver for Driver {
         gem::ttm::debugfs::add_files::<BoData>(dir);
         dir.add::<debugfs::Inject>();
         dir.add::<debugfs::Reports>();
+        dir.add::<debugfs::Rings>();
     }
 
     kernel::declare_drm_ioctls! {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Files in debugfs, for tests: errors that the device makes on request, and its count of broken
-//! rules.
+//! Files in debugfs, for tests: errors that the device makes on request, its count of broken
+//! rules, and the jobs of its rings.
 
 use kernel::{
     drm::{
@@ -56,6 +56,24 @@ impl drm::debugfs::File for Reports {
         let reports = dev.registration_data_with(|bound| bound.gpu.regs.reports())?;
 
         seq_print!(m, "{}\n", reports);
+        Ok(())
+    }
+}
+
+/// Shows how many jobs the rings have, also those that were made and not pushed yet.
+pub(crate) struct Rings;
+
+#[vtable]
+impl drm::debugfs::File for Rings {
+    type Driver = Driver;
+
+    const NAME: &'static CStr = c"rings";
+
+    fn show(dev: &Device<Registered>, m: &SeqFile) -> Result {
+        dev.registration_data_with(|bound| {
+            seq_print!(m, "copy={}", bound.engine.ring.jobs());
+            seq_print!(m, " compute={}\n", bound.compute.0.jobs());
+        });
         Ok(())
     }
 }

@@ -463,6 +463,11 @@ impl Core {
         Ok(())
     }
 
+    /// Returns how many jobs there are, including those that are not in a queue yet.
+    pub(super) fn jobs(&self) -> usize {
+        self.state.lock().jobs
+    }
+
     /// Undoes [`Self::admit`]: there is one job less.
     pub(super) fn leave(self: &Arc<Self>) {
         let mut state = self.state.lock();

@@ -353,6 +353,11 @@ impl<'a, T: RingOps> Ring<'a, T> {
         Ok(Queue::new(&self.core, lane))
     }
 
+    /// Returns how many jobs there are, also those that were made and not pushed yet.
+    pub fn jobs(&self) -> usize {
+        self.core.jobs()
+    }
+
     /// Accepts no more jobs from clients, and cancels those in their queues. Does not wait.
     ///
     /// Jobs that have begun go on, and so does the queue of the kernel.

@@ -268,9 +268,20 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             return;
         }
 
+        #[cfg(CONFIG_RUST_DEBUG_ASSERTIONS)]
+        self.check_pinned_place();
         // SAFETY: The object is valid, pinned, and its reservation is held.
         unsafe { bindings::ttm_bo_unpin(self.bo()) };
         self.uncharge_unpinned();
+    }
+
+    /// Warns if the object is not where it was pinned: a pin is charged only in VRAM.
+    #[cfg(CONFIG_RUST_DEBUG_ASSERTIONS)]
+    fn check_pinned_place(&self) {
+        // SAFETY: The reservation, which guards the cell, is held.
+        let is_charged = unsafe { (*self.obj.pins.get()).group.is_some() };
+
+        crate::warn_on!(is_charged && self.mem_type() != Some(MemType::Vram));
     }
 
     /// Charges for the object, which is in VRAM, not pinned and about to be. Does nothing if it is
