@@ -20,6 +20,12 @@ module! {
     authors: ["The vvram developers"],
     description: "KUnit suites for the queues of a ring",
     license: "GPL",
+    params: {
+        slower: u32 {
+            default: 1,
+            description: "Factor by which the host is slower than usual (default: 1)",
+        },
+    },
 }
 
 struct QueueKunit;

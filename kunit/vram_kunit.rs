@@ -99,6 +99,8 @@ mod place;
 mod query;
 #[path = "vram/tt.rs"]
 mod tt;
+#[path = "vram/waits.rs"]
+mod waits;
 #[path = "vram/windows.rs"]
 mod windows;
 #[path = "vram/worker.rs"]
@@ -111,6 +113,12 @@ module! {
     description: "KUnit suites for VRAM and its exporters",
     license: "GPL",
     imports_ns: ["DMA_BUF"],
+    params: {
+        slower: u32 {
+            default: 1,
+            description: "Factor by which the host is slower than usual (default: 1)",
+        },
+    },
 }
 
 struct VramKunit;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::pci::PciDevice;
-use crate::{Stop, SysError};
+use crate::{Outcome, Stop, SysError};
 
 /// Mounts a file system of the kernel, unless it is mounted.
 ///
@@ -225,6 +225,19 @@ impl DebugFs {
                 "buffer {id} is not among {buffers:?}"
             ))),
         }
+    }
+
+    /// Checks how much importers hold that cannot be revoked.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it is another number of bytes.
+    #[track_caller]
+    pub fn held(&self, want: u64) -> Outcome {
+        let text = self.read("unrevocable")?;
+        let held = words(&text).get("held").map(|word| (*word).to_string());
+        check_eq!(held, Some(want.to_string()), "bytes held");
+        Ok(())
     }
 
     /// The counters.

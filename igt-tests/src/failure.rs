@@ -132,6 +132,11 @@ fn dump_of(device: &PciDevice) -> Option<PathBuf> {
         .map(|path| path.join("data"))
 }
 
+/// Whether a device has a dump.
+pub fn has_dump(device: &PciDevice) -> bool {
+    dump_of(device).is_some()
+}
+
 /// Waits for the dump of a device, reads it, and removes it.
 ///
 /// # Errors
@@ -163,7 +168,7 @@ pub fn take_dump(device: &PciDevice) -> Result<String, Stop> {
 /// The errors of [`take_dump`].
 #[track_caller]
 pub fn no_dump(device: &PciDevice) -> Outcome {
-    if dump_of(device).is_some() {
+    if has_dump(device) {
         take_dump(device)?;
     }
     Ok(())

@@ -6,6 +6,7 @@
 //! allocations, page allocations and copies of the task fails. An operation is repeated, each time
 //! with another one that fails, until it makes fewer than n.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::marker::PhantomData;
@@ -50,6 +51,8 @@ const NEUTRAL: [(&str, &str); 6] = [
 ];
 /// The attributes for workers, which fail allocations and not copies to processes.
 const ALLOCATORS: [&str; 2] = ["failslab", "fail_page_alloc"];
+/// The attribute for copies.
+const COPIES: &str = "fail_usercopy";
 
 /// Files with settings. The drop of this restores their content.
 #[derive(Debug, Default)]
@@ -113,9 +116,19 @@ impl Fragmented {
     }
 }
 
+/// The errors that an operation may return.
+#[derive(Clone, Copy, Debug)]
+pub struct Errors {
+    /// If an allocation fails.
+    pub memory: &'static [i32],
+    /// If a copy from or to the process fails.
+    pub copy: &'static [i32],
+}
+
 /// Makes one allocation or copy of this thread fail.
 #[derive(Debug)]
 pub struct Faults {
+    root: PathBuf,
     nth: File,
     _settings: Settings,
     // Not [`Send`], because the file is that of the thread that has opened it.
@@ -131,8 +144,8 @@ struct Row {
     injected: u32,
     /// How many of these the operation succeeded with.
     survived: u32,
-    /// The errors of the other ones.
-    errnos: Vec<i32>,
+    /// The errors of the other ones, and whether a copy had failed.
+    errors: BTreeSet<(bool, i32)>,
 }
 
 impl Faults {
@@ -144,13 +157,17 @@ impl Faults {
     /// fail.
     #[track_caller]
     pub fn new() -> Result<Self, Stop> {
-        let (_, settings) = settings()?;
+        let (root, mut settings) = settings()?;
+        for attribute in ALLOCATORS.iter().chain([&COPIES]) {
+            settings.set(root.join(attribute).join("times"), &ALL.to_string())?;
+        }
         let nth = OpenOptions::new()
             .read(true)
             .write(true)
             .open("/proc/thread-self/fail-nth")
             .map_err(|error| SysError::io("open(fail-nth)", &error))?;
         let mut faults = Self {
+            root,
             nth,
             _settings: settings,
             _thread: PhantomData,
@@ -161,14 +178,24 @@ impl Faults {
             return Err(SysError::last("mlockall").into());
         }
         // Opening a file of /proc allocates memory.
+        let before = faults.failed();
         let (opened, left) = faults.with(1, || File::open("/proc/self/stat"));
         let error = opened.err().and_then(|error| error.raw_os_error());
+        let [memory, copy] = faults.failed();
         check_eq!(
-            (error, left),
-            (Some(libc::ENOMEM), 0),
-            "error of an open whose first allocation fails, and how many are left"
+            (error, left, memory - before[0], copy - before[1]),
+            (Some(libc::ENOMEM), 0, 1, 0),
+            "error of an open whose first allocation fails, how many are left, and what has failed"
         );
         Ok(faults)
+    }
+
+    /// How many allocations and how many copies have failed.
+    fn failed(&self) -> [u32; 2] {
+        [
+            failed(&self.root, &ALLOCATORS),
+            failed(&self.root, &[COPIES]),
+        ]
     }
 
     /// Calls `op`, whose nth allocation or copy fails. Returns how many of n were left.
@@ -208,7 +235,7 @@ impl Faults {
     pub fn sweep<S>(
         &mut self,
         name: &str,
-        allowed: &[i32],
+        allowed: &Errors,
         prepare: impl Fn() -> Result<S, Stop>,
         op: impl Fn(&mut S) -> Result<(), SysError>,
         undo: impl Fn(&mut S) -> Result<(), SysError>,
@@ -226,7 +253,7 @@ impl Faults {
     pub fn sweep_and_check<S>(
         &mut self,
         name: &str,
-        allowed: &[i32],
+        allowed: &Errors,
         prepare: impl Fn() -> Result<S, Stop>,
         op: impl Fn(&mut S) -> Result<(), SysError>,
         undo: impl Fn(&mut S) -> Result<(), SysError>,
@@ -252,6 +279,7 @@ impl Faults {
             let before = Snapshot::take()?;
             let mut state = prepare()?;
             let open = open_files();
+            let copies = self.failed()[1];
             let (result, left) = self.with(n, || op(&mut state));
             if left > 0 {
                 // The operation made fewer allocations and copies than the first time.
@@ -262,12 +290,15 @@ impl Faults {
             match result {
                 Ok(()) => row.survived += 1,
                 Err(error) => {
-                    if !allowed.contains(&error.errno) {
-                        fail!("{name}, {n} of {}: {error}", row.points);
+                    let is_copy = self.failed()[1] != copies;
+                    let (what, errors) = match is_copy {
+                        true => ("copy", allowed.copy),
+                        false => ("allocation", allowed.memory),
+                    };
+                    if !errors.contains(&error.errno) {
+                        fail!("{name}, {n} of {}, a failed {what}: {error}", row.points);
                     }
-                    if !row.errnos.contains(&error.errno) {
-                        row.errnos.push(error.errno);
-                    }
+                    row.errors.insert((is_copy, error.errno));
                     // The operation may have been done although its result could not be copied.
                     let _ = undo(&mut state);
                     for fd in open_files() {
@@ -285,18 +316,25 @@ impl Faults {
             drop(state);
             before.compare(&format!("{name}, {n} of {}", row.points))?;
         }
+        // An operation that may fail has points at which it does.
+        let may_fail = !(allowed.memory.is_empty() && allowed.copy.is_empty());
         check!(
-            row.injected > 0 || row.points == 0,
+            row.injected > 0 || row.points == 0 && !may_fail,
             "{name}: none of {} points failed",
             row.points
         );
-        let errnos: Vec<_> = row.errnos.iter().map(|errno| errno_name(*errno)).collect();
+        let of = |is_copy| {
+            let of_kind = row.errors.iter().filter(|error| error.0 == is_copy);
+            let names: Vec<_> = of_kind.map(|error| errno_name(error.1)).collect();
+            names.join(" ")
+        };
         println!(
-            "{name:24} {:4} points, {:4} failed, {:4} survived, {}",
+            "{name:24} {:4} points, {:4} failed, {:4} survived, of allocations {}, of copies {}",
             row.points,
             row.injected,
             row.survived,
-            errnos.join(" ")
+            of(false),
+            of(true)
         );
         Ok(())
     }
@@ -423,15 +461,20 @@ impl Workers {
 
     /// How many allocations have failed.
     pub fn injected(&self) -> u32 {
-        let left = |attribute: &str| {
-            let text = fs::read_to_string(self.root.join(attribute).join("times")).ok()?;
-            text.trim().parse::<u32>().ok()
-        };
-        ALLOCATORS
-            .iter()
-            .map(|attribute| ALL - left(attribute).unwrap_or(ALL))
-            .sum()
+        failed(&self.root, &ALLOCATORS)
     }
+}
+
+/// How many times attributes have made something fail, whose limit was [`ALL`].
+fn failed(root: &Path, attributes: &[&str]) -> u32 {
+    let left = |attribute: &str| {
+        let text = fs::read_to_string(root.join(attribute).join("times")).ok()?;
+        text.trim().parse::<u32>().ok()
+    };
+    let attributes = attributes.iter();
+    attributes
+        .map(|attribute| ALL - left(attribute).unwrap_or(ALL))
+        .sum()
 }
 
 /// The threads of the kernel, which are the children of the thread with the id 2. Threads that it

@@ -54,6 +54,7 @@ pub mod signals;
 pub mod slab;
 pub mod socket;
 pub mod split;
+pub mod storm;
 pub mod svm;
 pub mod sweeps;
 pub mod syncfile;

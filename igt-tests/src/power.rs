@@ -17,7 +17,7 @@ use crate::{Outcome, Stop, SysError};
 const LIMIT: Duration = Duration::from_secs(20);
 /// The autosuspend delay that is set, in ms, and how much longer the device has to be active.
 pub const DELAY: &str = "20";
-const ACTIVE: Duration = Duration::from_millis(500);
+const ACTIVE: Duration = Duration::from_millis(50);
 
 /// Permits runtime suspend of a device until this is dropped.
 #[derive(Debug)]
@@ -75,8 +75,11 @@ impl<'a> Auto<'a> {
     /// Fails the subtest if it is.
     #[track_caller]
     pub fn stays_awake(&self, why: &str) -> Outcome {
+        // Without a delay the device is suspended as soon as nothing uses it, maybe by the write.
+        self.0.set_power("autosuspend_delay_ms", "0")?;
         thread::sleep(ACTIVE);
         let status = self.0.power("runtime_status")?;
+        self.0.set_power("autosuspend_delay_ms", DELAY)?;
         if status != "active" {
             return Err(Stop::fail(format_args!(
                 "{} is {status} {why}",

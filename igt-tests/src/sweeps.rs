@@ -12,7 +12,7 @@ use std::path::Path;
 
 use crate::copy::{Fenced, Imported};
 use crate::drm::{DmaBuf, Drm, EITHER};
-use crate::faults::Faults;
+use crate::faults::{Errors, Faults};
 use crate::fixture::Fixture;
 use crate::foreign::{self, Kind};
 use crate::map::{Map, PAGE};
@@ -25,13 +25,42 @@ use crate::{Outcome, Stop, SysError};
 const PAGE64: u64 = PAGE as u64;
 /// The size that one page table of the CPU maps.
 const TABLE: u64 = 2 << 20;
-/// The errors that an allocation of memory and a copy of arguments may return.
-pub const USUAL: [i32; 2] = [libc::ENOMEM, libc::EFAULT];
+/// The errors of an operation that allocates memory and copies arguments.
+pub const USUAL: Errors = Errors {
+    memory: &[libc::ENOMEM],
+    copy: &[libc::EFAULT],
+};
+/// Those of an operation that copies arguments, and needs no memory.
+pub const COPY: Errors = Errors {
+    memory: &[],
+    ..USUAL
+};
 /// No error: the operation must not fail, so it must not need memory.
-pub const NONE: [i32; 0] = [];
+pub const NONE: Errors = Errors {
+    memory: &[],
+    copy: &[],
+};
+/// Those of [`populate`], which is an access of the kernel to the memory of the process.
+pub const ACCESS: Errors = Errors {
+    memory: &[libc::EFAULT],
+    copy: &[],
+};
+/// Those of [`populate`] of a new mapping.
+pub const MAP: Errors = Errors {
+    memory: &[libc::ENOMEM, libc::EFAULT],
+    copy: &[libc::EFAULT],
+};
 /// The errors of the probe of a driver that requests a BAR: a request that fails returns `EBUSY`,
 /// also for want of memory.
-pub const PROBE: [i32; 3] = [libc::ENOMEM, libc::EFAULT, libc::EBUSY];
+pub const PROBE: Errors = Errors {
+    memory: &[libc::ENOMEM, libc::EBUSY],
+    ..USUAL
+};
+/// The errors of a move that debugfs asks for.
+pub const MOVES: Errors = Errors {
+    memory: &[libc::ENOMEM, libc::ENOSPC, libc::EBUSY],
+    ..USUAL
+};
 
 /// For operations that need not be undone.
 ///
@@ -145,14 +174,14 @@ pub fn ioctls(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     let object = || Object::new(open()?, EITHER);
     faults.sweep(
         "GETPARAM",
-        &USUAL,
+        &COPY,
         &open,
         |drm| drm.getparam(uapi::PARAM_VRAM_SIZE).map(|_| ()),
         nothing,
     )?;
     faults.sweep(
         "GEM_MMAP_OFFSET",
-        &USUAL,
+        &COPY,
         object,
         |it| {
             it.drm.mmap_offset_raw(&mut VvramGemMmapOffset {
@@ -164,7 +193,7 @@ pub fn ioctls(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     )?;
     faults.sweep(
         "GEM_INFO",
-        &USUAL,
+        &COPY,
         object,
         |it| it.drm.info(it.handle).map(|_| ()),
         nothing,
@@ -189,7 +218,7 @@ pub fn ioctls(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     let edu = PciDevice::edu()?;
     faults.sweep(
         "PEER_QUERY",
-        &USUAL,
+        &COPY,
         object,
         |it| {
             let flags = Mode::Dynamic.attachment_flags();
@@ -211,7 +240,7 @@ pub fn ioctls(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     )?;
     faults.sweep(
         "GEM_CLOSE",
-        &USUAL,
+        &COPY,
         || Ok((object()?, Once::default())),
         |(it, once)| once.run(|| it.drm.close(it.handle)),
         nothing,
@@ -227,7 +256,7 @@ pub fn probe(
     faults: &mut Faults,
     device: &PciDevice,
     driver: &'static str,
-    allowed: &[i32],
+    allowed: &Errors,
 ) -> Outcome {
     faults.sweep(
         &format!("probe of {driver}"),
@@ -346,7 +375,7 @@ pub fn mmap(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     ] {
         faults.sweep(
             name,
-            &USUAL,
+            &ACCESS,
             map(flags, size),
             |(map, _)| populate(&zero, map),
             nothing,
@@ -354,7 +383,7 @@ pub fn mmap(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     }
     faults.sweep(
         "mmap of a dma-buf",
-        &USUAL,
+        &MAP,
         || Object::exported(open()?, EITHER),
         |(_, buffer)| populate(&zero, &buffer.map()?),
         nothing,
@@ -386,7 +415,7 @@ pub fn importers(open: impl Fn() -> Result<Drm, Stop>, modes: &[Mode]) -> Outcom
         if mode.needs_pin() {
             faults.sweep(
                 &format!("pin, {mode:?}"),
-                &USUAL,
+                &NONE,
                 attached,
                 |(_, peer)| peer.pin(),
                 nothing,

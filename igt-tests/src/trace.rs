@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::debugfs::{mounted, words};
 use crate::{Outcome, Stop, SysError};
@@ -17,10 +18,12 @@ struct Instance {
 impl Instance {
     #[track_caller]
     fn new(name: &str) -> Result<Self, Stop> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
         let root = mounted("tracefs", "/sys/kernel/tracing")?;
         let dir = root
             .join("instances")
-            .join(format!("{name}-{}", std::process::id()));
+            .join(format!("{name}-{}-{number}", std::process::id()));
         fs::create_dir(&dir).map_err(|error| SysError::io(dir.display().to_string(), &error))?;
         Ok(Self { dir })
     }

@@ -7,6 +7,7 @@ use crate::drm::{again, ioctl, Drm, Gem};
 use crate::faults::Faults;
 use crate::foreign::{self, Foreign, Kind};
 use crate::map::PAGE;
+use crate::sweeps::USUAL;
 use crate::uapi::{self, VvramVmBind, VvramVmRead};
 use crate::{Outcome, Stop, SysError};
 
@@ -222,7 +223,6 @@ impl Unbound {
 ///
 /// The errors of [`Faults::sweep`].
 pub fn faults() -> Outcome {
-    let allowed = [libc::ENOMEM, libc::EFAULT];
     let mut faults = Faults::new()?;
     for (name, flags) in [
         ("VRAM", Some(uapi::CREATE_VRAM | uapi::CREATE_SYSTEM)),
@@ -231,7 +231,7 @@ pub fn faults() -> Outcome {
     ] {
         faults.sweep(
             &format!("VM_BIND, {name}"),
-            &allowed,
+            &USUAL,
             || Unbound::new(flags),
             |it| it.bind(),
             |_| Ok(()),
@@ -241,7 +241,7 @@ pub fn faults() -> Outcome {
         }
         faults.sweep(
             &format!("VM_READ, {name}"),
-            &allowed,
+            &USUAL,
             || {
                 let unbound = Unbound::new(flags)?;
                 unbound.bind()?;

@@ -37,8 +37,6 @@ mod tests {
         fake::{
             foreign,
             item,
-            pause,
-            soon,
             status,
             submit,
             submit_after,
@@ -47,10 +45,14 @@ mod tests {
             Init,
             Mode,
             Ops,
-            LIMIT,
             SOON, //
         },
-        worker, //
+        worker::{
+            self,
+            limit,
+            pause,
+            soon, //
+        }, //
     };
 
     #[test]
@@ -211,7 +213,7 @@ mod tests {
     /// begins.
     #[test]
     fn jobs_that_a_reset_takes_end_in_their_order_before_others_run() -> Result {
-        with_ring(4, Some(2 * LIMIT), |ring, control, _| {
+        with_ring(4, Some(2 * limit()), |ring, control, _| {
             let queue = ring.queue(8, FenceGroup::new())?;
 
             control.set(Mode::Keep);
@@ -359,7 +361,7 @@ mod tests {
     #[test]
     fn ring_that_has_stopped_is_reset_at_once() -> Result {
         // The reset comes long before the timeout.
-        with_ring(3, Some(2 * LIMIT), |ring, control, _| {
+        with_ring(3, Some(2 * limit()), |ring, control, _| {
             let queue = ring.queue(8, FenceGroup::new())?;
             {
                 let mut record = control.record.lock();
@@ -393,7 +395,7 @@ mod tests {
     #[test]
     fn ring_that_closes_waits_less_for_a_job_that_hangs() -> Result {
         // Long before the timeout.
-        with_ring(2, Some(10 * LIMIT), |ring, control, _| {
+        with_ring(2, Some(10 * limit()), |ring, control, _| {
             let queue = ring.queue(8, FenceGroup::new())?;
 
             control.set(Mode::Keep);
@@ -430,7 +432,7 @@ mod tests {
 
     #[test]
     fn ring_without_hardware_goes_at_once() -> Result {
-        with_ring(1, Some(LIMIT), |ring, control, _| {
+        with_ring(1, Some(limit()), |ring, control, _| {
             let queue = ring.queue(8, FenceGroup::new())?;
             {
                 let mut record = control.record.lock();
@@ -508,9 +510,8 @@ mod tests {
     fn submission_races_with_the_end() -> Result {
         const ROUNDS: u32 = 50;
         const JOBS: u32 = 64;
-        /// The time between two looks, in microseconds, and how many of them there are at most.
+        /// The time between two looks, in microseconds.
         const LOOK: i64 = 20;
-        const LOOKS: u32 = 50 * LIMIT;
 
         let (mut outcomes, mut raced) = ([0; 3], 0);
         for round in 0..ROUNDS {
@@ -565,7 +566,7 @@ mod tests {
                     count >= wanted
                 };
                 let mut looks = 0;
-                while !is_reached() && looks < LOOKS {
+                while !is_reached() && looks < 50 * limit() {
                     fsleep(Delta::from_micros(LOOK));
                     looks += 1;
                 }

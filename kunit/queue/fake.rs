@@ -30,16 +30,12 @@ use kernel::{
         Completion,
         Mutex, //
     },
-    time::{
-        delay::fsleep,
-        Delta,
-        Msecs, //
-    },
+    time::Msecs,
     types::ForLt, //
 };
 
-/// How long a test waits for what has to happen, in milliseconds.
-pub(crate) const LIMIT: u32 = 20_000;
+use crate::worker::soon;
+
 /// A timeout of a ring, in milliseconds: one that expires.
 pub(crate) const SOON: Msecs = 40;
 
@@ -193,22 +189,6 @@ impl Control {
             Err(EPROTO)
         }
     }
-}
-
-/// Waits until `is` holds. Returns whether it does.
-pub(crate) fn soon(is: impl Fn() -> bool) -> bool {
-    for _ in 0..LIMIT {
-        if is() {
-            return true;
-        }
-        fsleep(Delta::from_millis(1));
-    }
-    is()
-}
-
-/// Gives a worker time to do what it must not do.
-pub(crate) fn pause() {
-    fsleep(Delta::from_millis(20));
 }
 
 pub(crate) struct Item {

@@ -28,9 +28,7 @@ mod tests {
         fake::{
             foreign,
             item,
-            pause,
             ring,
-            soon,
             status,
             submit,
             submit_after,
@@ -39,7 +37,11 @@ mod tests {
             Event,
             Mode, //
         },
-        worker, //
+        worker::{
+            self,
+            pause,
+            soon, //
+        }, //
     };
 
     #[test]

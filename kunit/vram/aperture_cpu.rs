@@ -23,6 +23,10 @@ use crate::{
         Mapped,
         Sharing, //
     },
+    waits::{
+        self,
+        Blocked, //
+    },
     windows::{
         card_showing,
         object,
@@ -32,7 +36,10 @@ use crate::{
         Object,
         Slots, //
     },
-    worker, //
+    worker::{
+        self,
+        soon, //
+    }, //
 };
 use kernel::{
     bindings,
@@ -72,14 +79,8 @@ use kernel::{
     pci,
     prelude::*,
     sync::{
-        aref::ARef,
         atomic::Relaxed,
-        Arc,
-        Completion, //
-    },
-    time::{
-        delay::fsleep,
-        Delta, //
+        Arc, //
     }, //
 };
 
@@ -134,33 +135,11 @@ fn move_to(object: &Object, places: &[Place]) -> Result {
         .wait(Usage::Kernel, false)
 }
 
-/// Returns how many windows there are. Waits up to a second for the expected number: files are put
-/// in the background.
+/// Returns how many windows there are. Waits for the expected number: files are put in the
+/// background.
 fn live(aperture: &Slots, expected: usize) -> usize {
-    for _ in 0..100 {
-        if aperture.windows().0 == expected {
-            break;
-        }
-        fsleep(Delta::from_millis(10));
-    }
+    soon(|| aperture.windows().0 == expected);
     aperture.windows().0
-}
-
-/// Makes another task reserve an object for some milliseconds.
-fn busy(object: &ARef<Object>) -> Result {
-    let other = object.clone();
-    let held = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
-    let is_held = held.clone();
-
-    worker::spawn(move || {
-        let reserved = other.reserve(false);
-
-        is_held.complete_all();
-        fsleep(Delta::from_millis(10));
-        drop(reserved);
-    })?;
-    held.wait_for_completion();
-    Ok(())
 }
 
 #[kunit_tests(vram_aperture_cpu)]
@@ -497,14 +476,18 @@ mod tests {
 
             aperture.set_limit(2);
             check!(reads(&map, 1)?);
-            busy(&touched)?;
-            check!(sees(&at, &aperture, 2, 2)?);
+            let reserved = waits::reserve(&touched)?;
+            let end = move || drop(reserved);
+            check!(waits::until(end, || sees(&at, &aperture, 2, 2))??);
             unmap(&at)?;
 
             // A fault is tried again.
             check!(reads(&map, 1)?);
-            busy(&touched)?;
+            let reserved = waits::reserve(&touched)?;
+            let before = aperture.windows();
             check_eq!(other_map.fault(0)?, Access::Works);
+            check_eq!(aperture.windows(), before);
+            drop(reserved);
             check!(reads(&other_map, 2)?);
             check_eq!(live(&aperture, 1), 1);
             Ok(())
@@ -520,35 +503,35 @@ mod tests {
             let other = object(&card, 2, Domain::Vram, 2)?;
             let (map, buf) = (mapped(&*export(&leaving)?)?, export(&other)?);
             let other_map = mapped(&buf)?;
-            let leave = || -> Result {
-                let (object, before) = (leaving.clone(), aperture.drops());
+            // Begins a move, which drops a window and ends when the result of this is dropped.
+            let leave = || -> Result<Blocked> {
+                let object = leaving.clone();
 
                 check!(reads(&map, 1)?);
+                let (begun, end) = aperture.hold_drop()?;
                 worker::spawn(move || {
                     let _ = move_to(&object, &[Place::TT]);
                 })?;
-                // On a busy host this task may sleep until the drop is over.
-                while aperture.drops() == before {
-                    fsleep(Delta::from_micros(100));
-                }
-                Ok(())
+                begun.wait_for_completion();
+                Ok(end)
             };
 
             aperture.set_limit(2);
-            aperture.set_delay(20);
-            leave()?;
+            let dropping = leave()?;
+            // A fault is tried again.
             check_eq!(other_map.fault(0)?, Access::Works);
+            check_eq!(aperture.windows(), (1, 1));
+            drop(dropping);
             check!(reads(&other_map, 2)?);
             check_eq!(aperture.windows(), (1, 2));
 
-            // A mapping of the kernel waits as well.
+            // A mapping of the kernel waits.
             move_to(&leaving, &[Place::VRAM])?;
-            leave()?;
-            let vmap = VMap::new(buf)?;
+            let dropping = leave()?;
+            let vmap = waits::until(move || drop(dropping), || VMap::new(buf))??;
             check!(vmap_has(&vmap, 2)?);
             check_eq!(aperture.windows().0, 1);
             drop(vmap);
-            aperture.set_delay(0);
             Ok(())
         })
     }

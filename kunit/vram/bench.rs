@@ -3,6 +3,7 @@
 //! The driver of the suites: its VRAM is BAR 2 of QEMU's `ivshmem-plain`, and its engine does what
 //! a test wants.
 
+use crate::worker::soon;
 use kernel::{
     bindings,
     device::{
@@ -70,10 +71,6 @@ use kernel::{
         },
         Arc,
         Mutex, //
-    },
-    time::{
-        delay::fsleep,
-        Delta, //
     }, //
 };
 
@@ -675,15 +672,10 @@ impl Card {
         )
     }
 
-    /// Returns how much of VRAM is free. Waits up to a second for the expected value, as memory is
-    /// freed in the background.
+    /// Returns how much of VRAM is free. Waits for the expected value, as memory is freed in the
+    /// background.
     pub(crate) fn free(&self, expected: u64) -> u64 {
-        for _ in 0..100 {
-            if self.ttm().vram_free() == expected {
-                break;
-            }
-            fsleep(Delta::from_millis(10));
-        }
+        soon(|| self.ttm().vram_free() == expected);
         self.ttm().vram_free()
     }
 }

@@ -22,7 +22,11 @@ mod tests {
         FAILED,
         PAGE, //
     };
-    use crate::worker;
+    use crate::worker::{
+        self,
+        pause,
+        soon, //
+    };
     use kernel::{
         drm::{
             self,
@@ -45,10 +49,6 @@ mod tests {
                 Relaxed, //
             },
             Arc, //
-        },
-        time::{
-            delay::fsleep,
-            Delta, //
         }, //
     };
 
@@ -76,12 +76,7 @@ mod tests {
 
     /// Waits until `bytes` bytes are mapped: a worker frees pages.
     fn mapped(card: &Card, bytes: u64) -> u64 {
-        for _ in 0..100 {
-            if card.ttm().dma_mapped() == bytes {
-                break;
-            }
-            fsleep(Delta::from_millis(10));
-        }
+        soon(|| card.ttm().dma_mapped() == bytes);
         card.ttm().dma_mapped()
     }
 
@@ -170,7 +165,7 @@ mod tests {
             check_eq!(card.control.kept(), 1);
             let (eviction, clearing) = (move_of(&victim)?, move_of(&new)?);
             check!(eviction.context() != clearing.context());
-            fsleep(Delta::from_millis(30));
+            pause();
             check_eq!(eviction.status(), None);
             check_eq!(clearing.status(), None);
             check_eq!(victim.reserve(false)?.mem_type(), Some(MemType::Tt));
@@ -197,7 +192,7 @@ mod tests {
             let new = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
             let job = card.control.take()?;
             card.control.set(Mode::Work);
-            fsleep(Delta::from_millis(30));
+            pause();
             check_eq!(move_of(&new)?.status(), None);
             job.finish(Err(FAILED));
             check_eq!(card.ttm().done_again(), 1);
@@ -267,16 +262,9 @@ mod tests {
             let was_waited_for = Arc::new(Atomic::new(false), GFP_KERNEL)?;
             let told = was_waited_for.clone();
             worker::spawn(move || {
-                for _ in 0..100 {
-                    fsleep(Delta::from_millis(10));
-                    if control.kept() == 0 {
-                        continue;
-                    }
-                    control.set(Mode::Work);
-                    told.store(true, Relaxed);
-                    drop(control.take());
-                    break;
-                }
+                told.store(soon(|| control.kept() != 0), Relaxed);
+                control.set(Mode::Work);
+                drop(control.take());
             })?;
             let new = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
             check!(was_waited_for.load(Relaxed));

@@ -2,9 +2,12 @@
 
 //! QEMU's `edu`, a device other than the one with VRAM, which accesses memory by DMA.
 
-use crate::bench::{
-    with_device,
-    PAGE, //
+use crate::{
+    bench::{
+        with_device,
+        PAGE, //
+    },
+    worker::limit, //
 };
 use kernel::{
     device::{
@@ -69,7 +72,7 @@ impl Edu<'_> {
             || self.bar.try_read64(COMMAND),
             |command| command & RUN == 0,
             Delta::from_millis(10),
-            Delta::from_secs(5),
+            Delta::from_millis(limit().into()),
         )
         .map(|_| ())
     }

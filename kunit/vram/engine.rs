@@ -46,14 +46,13 @@ mod tests {
         sync::{
             Arc,
             Completion, //
-        },
-        time::{
-            delay::fsleep,
-            Delta, //
         }, //
     };
 
-    use crate::worker;
+    use crate::worker::{
+        self,
+        pause, //
+    };
 
     const PAGES: u64 = 5;
 
@@ -290,7 +289,7 @@ mod tests {
                 *has_seen.lock() = Some(zeroes);
                 is_looked.complete_all();
             })?;
-            fsleep(Delta::from_millis(30));
+            pause();
             check!(seen.lock().is_none());
 
             card.control.set(Mode::Work);

@@ -79,10 +79,6 @@ mod tests {
             Arc,
             Completion,
             Mutex, //
-        },
-        time::{
-            delay::fsleep,
-            Delta, //
         }, //
         types::CovariantForLt,
     };
@@ -93,7 +89,11 @@ mod tests {
             revocable,
             Pinner, //
         },
-        worker, //
+        worker::{
+            self,
+            pause,
+            soon, //
+        }, //
     };
 
     /// An event of a buffer; a test compares their order.
@@ -857,10 +857,8 @@ mod tests {
             let done = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
             let is_done = done.clone();
             worker::spawn(move || {
-                while !note.events.lock().contains(&Revoke) {
-                    fsleep(Delta::from_millis(1));
-                }
-                fsleep(Delta::from_millis(30));
+                soon(|| note.events.lock().contains(&Revoke));
+                pause();
                 // The mapping is invalidated, but it still exists, and the revocation still waits
                 // for it.
                 let ret = late.with(|at| {
@@ -926,7 +924,7 @@ mod tests {
                     is_begun.complete_all();
                 })?;
                 if waits {
-                    fsleep(Delta::from_millis(20));
+                    pause();
                     check!(ret.lock().is_none());
                     check_eq!(shared.events().len(), 0);
                     job.signal(Ok(()));
@@ -968,7 +966,7 @@ mod tests {
                 drop(of);
                 is_begun.complete_all();
             })?;
-            fsleep(Delta::from_millis(20));
+            pause();
             guard
                 .locked()
                 .reserve_fences(1)?
@@ -976,7 +974,7 @@ mod tests {
                 .ok_or(ENOSPC)?
                 .add_fence(job.fence(), Usage::Write);
             drop(guard);
-            fsleep(Delta::from_millis(20));
+            pause();
             check!(ret.lock().is_none());
             check_eq!(shared.events().len(), 0);
 

@@ -86,7 +86,11 @@ mod tests {
             prompt,
             Pinner, //
         },
-        worker, //
+        waits,
+        worker::{
+            self,
+            limit, //
+        }, //
     };
 
     const DIR: DataDirection = DataDirection::Bidirectional;
@@ -563,7 +567,7 @@ mod tests {
     fn begin_of_a_reset_has_a_limit() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0)?;
-            let (short, long) = (Delta::from_millis(30), Delta::from_secs(20));
+            let (short, long) = (Delta::from_millis(30), Delta::from_millis(limit().into()));
             let object = card.object(1, &[Place::VRAM], Domain::Either)?;
             let other = card.object(1, &[Place::VRAM], Domain::Either)?;
             fill(&object, 7)?;
@@ -892,18 +896,8 @@ mod tests {
             let at = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
 
             // Another task reserves the victim for a moment, as a fault or another move does.
-            let held = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
-            let (is_held, copy) = (held.clone(), victim.clone());
-            worker::spawn(move || {
-                let reserved = copy.reserve(false);
-
-                is_held.complete_all();
-                fsleep(Delta::from_millis(50));
-                drop(reserved);
-                drop(copy);
-            })?;
-            held.wait_for_completion();
-            at.with(|at| at.pin())?;
+            let reserved = waits::reserve(&victim)?;
+            waits::until(move || drop(reserved), || at.with(|at| at.pin()))??;
             check_eq!(mem_type(&object)?, Some(MemType::Vram));
             drop(at);
             // Waits until the other task has released it.

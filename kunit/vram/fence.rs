@@ -38,14 +38,13 @@ mod tests {
             },
             Arc,
             Completion, //
-        },
-        time::{
-            delay::fsleep,
-            Delta, //
         }, //
     };
 
-    use crate::worker;
+    use crate::{
+        waits,
+        worker, //
+    };
 
     struct Ring;
 
@@ -238,11 +237,7 @@ mod tests {
                     waits.then_some(ETIME)
                 );
             }
-            worker::spawn(move || {
-                fsleep(Delta::from_millis(10));
-                job.signal(Ok(()));
-            })?;
-            resv.wait(usage, true)?;
+            waits::until(move || job.signal(Ok(())), || resv.wait(usage, true))??;
             check!(resv.test_signaled(Usage::Bookkeep));
         }
         Ok(())

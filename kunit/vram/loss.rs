@@ -28,7 +28,8 @@ mod tests {
             Mapped,
             Sharing, //
         },
-        worker, //
+        waits,
+        worker::soon, //
     };
     use kernel::{
         dma::DataDirection,
@@ -58,11 +59,7 @@ mod tests {
         },
         page::PAGE_SIZE,
         prelude::*,
-        sync::aref::ARef,
-        time::{
-            delay::fsleep,
-            Delta, //
-        }, //
+        sync::aref::ARef, //
     };
 
     const PAGES: u64 = 5;
@@ -76,17 +73,12 @@ mod tests {
         Ok(object.reserve(false)?.mem_type())
     }
 
-    /// Returns how much VRAM is in quarantine. Waits up to a second for the expected value, as
-    /// memory is freed in the background.
+    /// Returns how much VRAM is in quarantine. Waits for the expected value, as memory is freed in
+    /// the background.
     fn quarantined(card: &Card, expected: u64) -> u64 {
         let vram = card.ttm().allocator();
 
-        for _ in 0..100 {
-            if vram.quarantined() == expected {
-                break;
-            }
-            fsleep(Delta::from_millis(10));
-        }
+        soon(|| vram.quarantined() == expected);
         vram.quarantined()
     }
 
@@ -288,13 +280,12 @@ mod tests {
 
                 // Without a wait for the move, the peer would map VRAM that is not cleared yet.
                 let control = card.control.clone();
-                worker::spawn(move || {
-                    fsleep(Delta::from_millis(20));
+                let finish = move || {
                     if let Ok(job) = control.take() {
                         job.finish(result);
                     }
-                })?;
-                let mapped = at.with(|at| at.map(DIR).map(|_| ()));
+                };
+                let mapped = waits::until(finish, || at.with(|at| at.map(DIR).map(|_| ())))?;
                 check_eq!(mapped, result.map_err(|_| EIO));
             }
             Ok(())

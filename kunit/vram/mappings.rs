@@ -77,7 +77,11 @@ mod tests {
         types::CovariantForLt, //
     };
 
-    use crate::worker;
+    use crate::worker::{
+        self,
+        pause,
+        soon, //
+    };
 
     /// The steps of the move of an object that the page table shows, and of any other object.
     const TOLD: [Step; 3] = [Step::Evicted, Step::Zapped, Step::Queued];
@@ -436,11 +440,8 @@ mod tests {
 
     /// Waits until the page table has no entry of an object, and returns the steps.
     fn cleared(control: &Control, object: &Object) -> Result<KVec<Step>> {
-        for _ in 0..100 {
-            if lead_to(control, object)?.1 == 0 {
-                return control.steps();
-            }
-            fsleep(Delta::from_millis(10));
+        if soon(|| lead_to(control, object).is_ok_and(|it| it.1 == 0)) {
+            return control.steps();
         }
         Err(ETIMEDOUT)
     }
@@ -483,7 +484,7 @@ mod tests {
                 let job = work(&mut buf.resv().lock().locked())?;
                 invalidate(buf);
                 check_eq!(control.steps()?[..], [Step::Evicted]);
-                fsleep(Delta::from_millis(20));
+                pause();
                 check_eq!(lead_to(control, &object)?, (true, 2));
                 done_later(control, job)?;
                 check_eq!(cleared(control, &object)?[..], [Step::Done, Step::Zapped]);
@@ -523,7 +524,7 @@ mod tests {
 
                 invalidate(buf);
                 check_eq!(control.steps()?[..], [Step::Evicted]);
-                fsleep(Delta::from_millis(20));
+                pause();
                 // The exporter moves the buffer again, and other work uses it, before this device
                 // does.
                 let second = work(&mut buf.resv().lock().locked())?;

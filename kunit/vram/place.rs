@@ -45,7 +45,10 @@ mod tests {
         }, //
     };
 
-    use crate::worker;
+    use crate::{
+        waits,
+        worker, //
+    };
 
     const MIB: u64 = 1 << 20;
 
@@ -419,22 +422,15 @@ mod tests {
             let card = Card::new(pdev, 0)?;
             let pages = card.ttm().vram_size() / PAGE;
             let object = card.object(pages, &[Place::VRAM], Domain::Either)?;
-            let held = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
-            let (other, is_held) = (object.clone(), held.clone());
 
             // The clearing of the object is done, so that only the reservation prevents the
             // eviction.
             move_of(&object)?.wait(false)?;
-            worker::spawn(move || {
-                let reserved = other.reserve(false);
-
-                is_held.complete_all();
-                fsleep(Delta::from_millis(5));
-                drop(reserved);
-            })?;
-            held.wait_for_completion();
-
-            let next = card.object(pages, &[Place::VRAM], Domain::Vram)?;
+            let reserved = waits::reserve(&object)?;
+            let next = waits::until(
+                move || drop(reserved),
+                || card.object(pages, &[Place::VRAM], Domain::Vram),
+            )??;
             check_eq!(mem_type(&next)?, Some(MemType::Vram));
             check_eq!(mem_type(&object)?, Some(MemType::Tt));
             Ok(())

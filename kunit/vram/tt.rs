@@ -15,6 +15,7 @@ mod tests {
         Object,
         PAGE, //
     };
+    use crate::worker::soon;
     use kernel::{
         drm::ttm::Place,
         drm::vram::{
@@ -22,11 +23,7 @@ mod tests {
             MemType, //
         },
         prelude::*,
-        sync::aref::ARef,
-        time::{
-            delay::fsleep,
-            Delta, //
-        }, //
+        sync::aref::ARef, //
     };
 
     /// How many pages objects may have in system memory.
@@ -107,13 +104,10 @@ mod tests {
             validate(&vram, &[Place::VRAM])?;
             // A worker frees the pages of the object that moved to VRAM.
             let mut ret = Err(ENOSPC);
-            for _ in 0..100 {
+            soon(|| {
                 ret = validate(&all, &[Place::TT.desired()]);
-                if ret.is_ok() {
-                    break;
-                }
-                fsleep(Delta::from_millis(10));
-            }
+                ret.is_ok()
+            });
             check_eq!(ret, Ok(()));
             check!(holds(&all, Some(2))? && holds(&vram, Some(1))?);
 

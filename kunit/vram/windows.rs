@@ -7,10 +7,13 @@
 //! is made, when it looks at the content, and when the window is dropped, which also overwrites the
 //! page.
 
-use crate::bench::{
-    word,
-    BAR,
-    PAGE, //
+use crate::{
+    bench::{
+        word,
+        BAR,
+        PAGE, //
+    },
+    waits::Blocked, //
 };
 use kernel::{
     bindings,
@@ -57,11 +60,8 @@ use kernel::{
     sync::{
         aref::ARef,
         Arc,
+        Completion,
         Mutex, //
-    },
-    time::{
-        delay::fsleep,
-        Delta, //
     }, //
 };
 
@@ -98,9 +98,8 @@ struct State {
     /// The number of windows that were made, and of those that exist.
     made: usize,
     live: usize,
-    /// The time that the drop of a window takes, in milliseconds, and how many drops have begun.
-    delay: i64,
-    drops: usize,
+    /// What the next drop of a window completes, and what it then waits for.
+    held: Option<(Blocked, Arc<Completion>)>,
 }
 
 /// The aperture: the second half of the BAR.
@@ -148,8 +147,7 @@ impl Slots {
                     same,
                     made: 0,
                     live: 0,
-                    delay: 0,
-                    drops: 0,
+                    held: None,
                 }),
             }),
             GFP_KERNEL,
@@ -273,14 +271,13 @@ impl Slots {
         self.state.lock().limit = pages;
     }
 
-    /// Sets the time that the drop of a window takes.
-    pub(crate) fn set_delay(&self, milliseconds: i64) {
-        self.state.lock().delay = milliseconds;
-    }
+    /// Makes the next drop of a window complete the first of these, and then wait for the second.
+    pub(crate) fn hold_drop(&self) -> Result<(Arc<Completion>, Blocked)> {
+        let (begun, blocked) = (Blocked::new()?, Blocked::new()?);
+        let is_begun = begun.end();
 
-    /// Returns how many times a window was dropped, including drops that have only begun.
-    pub(crate) fn drops(&self) -> usize {
-        self.state.lock().drops
+        self.state.lock().held = Some((begun, blocked.end()));
+        Ok((is_begun, blocked))
     }
 
     /// Returns how many windows there are, and how many were made.
@@ -352,13 +349,11 @@ pub(crate) struct Shown {
 
 impl Drop for Shown {
     fn drop(&mut self) {
-        let mut state = self.aperture.state.lock();
-        let delay = state.delay;
+        let held = self.aperture.state.lock().held.take();
 
-        state.drops += 1;
-        drop(state);
-        if delay != 0 {
-            fsleep(Delta::from_millis(delay));
+        if let Some((begun, end)) = held {
+            drop(begun);
+            end.wait_for_completion();
         }
 
         let mut state = self.aperture.state.lock();

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A worker that does something while a test waits for it.
+//! A worker that does something while a test waits for it, and how long a test waits.
 
 use kernel::{
     prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
     workqueue::{
         self,
         impl_has_work,
@@ -51,4 +55,25 @@ pub(crate) fn spawn<T: 'static + Send + FnOnce()>(body: T) -> Result {
 
     workqueue::system_unbound().enqueue(worker);
     Ok(())
+}
+
+/// Returns how long a test waits for an event that has to happen, in milliseconds.
+pub(crate) fn limit() -> u32 {
+    20_000 * crate::module_parameters::slower.value().max(1)
+}
+
+/// Waits until `is` holds. Returns whether it does.
+pub(crate) fn soon(mut is: impl FnMut() -> bool) -> bool {
+    for _ in 0..limit() {
+        if is() {
+            return true;
+        }
+        fsleep(Delta::from_millis(1));
+    }
+    is()
+}
+
+/// Gives another task time to do what it must not do.
+pub(crate) fn pause() {
+    fsleep(Delta::from_millis(20));
 }

@@ -11,7 +11,7 @@ use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::Auto;
 use vvram_tests::split::{Card, Module, Split, DRIVER};
-use vvram_tests::sweeps::{self, nothing, Once, NONE, USUAL};
+use vvram_tests::sweeps::{self, nothing, Once, COPY, NONE, USUAL};
 use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop};
 
 const SIZE: u64 = 4 * PAGE as u64;
@@ -108,7 +108,7 @@ fn ioctls() -> Outcome {
         )?;
         faults.sweep(
             "PEER_QUERY, avram",
-            &USUAL,
+            &COPY,
             || Exported::new(gpu),
             |it| {
                 let flags = Mode::Dynamic.attachment_flags();

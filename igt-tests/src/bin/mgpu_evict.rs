@@ -24,6 +24,7 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::queue::copy_after;
+use vvram_tests::storm::{Action, Storm};
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::uapi::{DMA_BUF_SYNC_READ, DMA_BUF_SYNC_WRITE};
 use vvram_tests::{check, check_eq, fail, igt_main, skip, uapi, Outcome, Stop, SysError};
@@ -886,46 +887,40 @@ fn storm() -> Outcome {
     let moves = gpu.drm.getparam(uapi::PARAM_MOVES)?;
     let piece = 32 * KIB;
     let count = gpu.drm.vram_free()? * 5 / 8 / piece;
-    let rounds = 12 * misc::soak();
-    let children: Vec<_> = (0..3)
-        .map(|number: u64| {
-            Child::spawn(|| {
-                let gpu = Mgpu::open(&gpu.pci)?;
-                let mut random = Lcg::new(misc::nonce() ^ number);
-                let bench = Bench::new(&gpu)?;
-                let objects: Vec<_> = (0..count)
-                    .map(|index| {
-                        let object = bench.vm.create(piece, EITHER)?;
-                        bench.vm.bind(&object, HUGE + index * piece)?;
-                        Ok::<_, SysError>(object)
-                    })
-                    .collect::<Result<_, _>>()?;
-                for round in 0..rounds {
-                    let word = random.word() as u32;
-                    bench.vm.done(&[Op::fill(HUGE, count * piece, word)])?;
-                    let want = u64::from(word).wrapping_mul(count * piece / 4);
-                    check_eq!(
-                        bench.sum(HUGE, count * piece)?,
-                        want,
-                        "sum of process {number} in round {round}"
-                    );
-                    let object = &objects[random.below(count) as usize];
-                    let both = u64::from(word) << 32 | u64::from(word);
-                    if let Err(mismatch) = object.map()?.verify_value(both) {
-                        fail!("process {number} in round {round}: {mismatch}");
-                    }
+    let mut storm = Storm::new(LIMIT, &[Action::new("job", &[], 36)])?;
+    for number in 0..3 {
+        storm.client(|storm, random| {
+            let gpu = Mgpu::open(&gpu.pci)?;
+            let bench = Bench::new(&gpu)?;
+            let objects: Vec<_> = (0..count)
+                .map(|index| {
+                    let object = bench.vm.create(piece, EITHER)?;
+                    bench.vm.bind(&object, HUGE + index * piece)?;
+                    Ok::<_, SysError>(object)
+                })
+                .collect::<Result<_, _>>()?;
+            for round in storm.rounds(12) {
+                let word = random.word() as u32;
+                bench.vm.done(&[Op::fill(HUGE, count * piece, word)])?;
+                storm.done("job", 1);
+                let want = u64::from(word).wrapping_mul(count * piece / 4);
+                check_eq!(
+                    bench.sum(HUGE, count * piece)?,
+                    want,
+                    "sum of process {number} in round {round}"
+                );
+                let object = &objects[random.below(count) as usize];
+                let both = u64::from(word) << 32 | u64::from(word);
+                if let Err(mismatch) = object.map()?.verify_value(both) {
+                    fail!("process {number} in round {round}: {mismatch}");
                 }
-                Ok(())
-            })
-        })
-        .collect::<Result<_, _>>()?;
-    for mut child in children {
-        child.join("one of three", LIMIT)?;
+            }
+            Ok(())
+        })?;
     }
-    check!(
-        gpu.drm.getparam(uapi::PARAM_MOVES)? > moves + 3,
-        "nothing moved"
-    );
+    storm.end()?;
+    let moves = gpu.drm.getparam(uapi::PARAM_MOVES)? - moves;
+    check!(moves > 3, "{moves} moves are too few");
     gpu.clean()
 }
 

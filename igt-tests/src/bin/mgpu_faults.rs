@@ -9,8 +9,8 @@ use std::time::Duration;
 use vvram_tests::compute::{ballast, sum, Bench, Op, Vm, VmBind, VmCreate, VmDestroy};
 use vvram_tests::compute::{BIND_MAP, BIND_UNMAP, HUGE, RESULTS};
 use vvram_tests::drm::{DmaBuf, Drm, Gem, EITHER};
-use vvram_tests::failure::{no_dump, take_dump};
-use vvram_tests::faults::{Code, Faults, Snapshot, Workers};
+use vvram_tests::failure::{has_dump, no_dump, take_dump};
+use vvram_tests::faults::{Code, Errors, Faults, Snapshot, Workers};
 use vvram_tests::fence::{wrong, Fences, Timeline};
 use vvram_tests::fixture::{patterns, peer_reads, placed};
 use vvram_tests::foreign::{self, Kind};
@@ -21,7 +21,8 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::Probe;
-use vvram_tests::sweeps::{self, nothing, populate, zero, Once, NONE, PROBE, USUAL};
+use vvram_tests::sweeps::{self, nothing, populate, zero, Once};
+use vvram_tests::sweeps::{ACCESS, COPY, MOVES, NONE, PROBE, USUAL};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi};
 use vvram_tests::{Outcome, Stop, SysError};
 
@@ -29,8 +30,6 @@ const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
 const WORDS: u64 = SIZE / 8;
 const LIMIT: Duration = Duration::from_secs(40);
-/// The errors of a move that debugfs asks for.
-const MOVES: [i32; 4] = [libc::ENOMEM, libc::EFAULT, libc::ENOSPC, libc::EBUSY];
 
 fn drm() -> Result<Drm, Stop> {
     Ok(Mgpu::first()?.drm)
@@ -218,7 +217,7 @@ fn mmap() -> Outcome {
     let zero = zero()?;
     Faults::new()?.sweep_and_check(
         "page fault, with content",
-        &USUAL,
+        &ACCESS,
         || {
             let gpu = Mgpu::first()?;
             let source = gpu.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
@@ -293,8 +292,7 @@ fn vm() -> Outcome {
     )?;
     faults.sweep(
         "VM_DESTROY",
-        // The argument is copied, and nothing is allocated.
-        &[libc::EFAULT],
+        &COPY,
         || Ok((Space::new()?, Once::default())),
         |(space, once)| {
             let given = VmDestroy {
@@ -656,7 +654,10 @@ fn probe() -> Outcome {
         .pop()
         .ok_or_else(|| Stop::fail("there is no modelled GPU"))?;
     // The domain of its interrupts cannot be made, or has no room.
-    let allowed = [&PROBE[..], &[libc::ENODEV, libc::ENOSPC]].concat();
+    let allowed = Errors {
+        memory: &[libc::ENOMEM, libc::EBUSY, libc::ENODEV, libc::ENOSPC],
+        ..PROBE
+    };
     sweeps::probe(&mut Faults::new()?, &pci, DRIVER, &allowed)?;
     works()
 }
@@ -756,20 +757,23 @@ fn report() -> Outcome {
     };
     for interval in 1..=if misc::soak() > 1 { 20 } else { 2 } {
         let workers = Workers::new(Code::Module(DRIVER), interval)?;
-        fault()?;
-        // There may be fewer allocations than that.
-        let must_fail = interval <= 2;
-        let limit = if must_fail {
-            LIMIT
-        } else {
-            Duration::from_secs(1)
-        };
-        let failed = misc::poll(limit, || (workers.injected() > 0).then_some(()));
-        println!("each of {interval}: {} failed", workers.injected());
-        check!(
-            failed.is_some() || !must_fail,
-            "no allocation of the report has failed"
-        );
+        let mut faults = 0;
+        // A report makes one allocation at least.
+        while workers.injected() == 0 && faults < interval {
+            fault()?;
+            faults += 1;
+            // The dump is complete if none has failed.
+            let over = misc::poll(LIMIT, || {
+                (workers.injected() > 0 || has_dump(&gpu.pci)).then_some(())
+            });
+            check!(over.is_some(), "no report, and no allocation has failed");
+            if workers.injected() == 0 {
+                take_dump(&gpu.pci)?;
+            }
+        }
+        let failed = workers.injected();
+        println!("each of {interval}: {failed} failed, with {faults} faults of the ring");
+        check!(failed > 0, "no allocation of the reports has failed");
         drop(workers);
         no_dump(&gpu.pci)?;
     }

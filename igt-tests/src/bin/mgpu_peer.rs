@@ -10,9 +10,9 @@ use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, reached, take_all, Error, Mgpu, COMPUTE};
-use vvram_tests::misc;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::queue::beside_jobs;
+use vvram_tests::storm::{Action, Storm};
 use vvram_tests::uapi::DMA_BUF_SYNC_READ;
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};
 
@@ -122,32 +122,29 @@ fn moves() -> Outcome {
 
 /// A process evicts all the time, while the other GPU copies.
 fn storm() -> Outcome {
+    const ACTIONS: [Action; 2] = [Action::new("fill", &[], 12), Action::new("move", &[], 8)];
     let [a, b] = Mgpu::pair()?;
-    let stop = Steps::new()?;
-    let exporter = a.pci.clone();
-    let mut child = Child::spawn(|| {
-        let a = Mgpu::open(&exporter)?;
+    let mut storm = Storm::new(LIMIT, &ACTIONS)?;
+    storm.meanwhile(|storm, _| {
+        let a = Mgpu::open(&a.pci)?;
         let size = a.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
-        for _ in 0..12 * misc::soak() {
-            // As much as there is, so that all other objects are evicted.
-            let all = [
-                a.drm.create_flags(size / 2, EITHER)?,
-                a.drm.create_flags(size / 2, EITHER)?,
-            ];
-            drop(all);
-        }
-        stop.done()?;
+        // As much as there is, so that all other objects are evicted.
+        let all = [
+            a.drm.create_flags(size / 2, EITHER)?,
+            a.drm.create_flags(size / 2, EITHER)?,
+        ];
+        drop(all);
+        storm.done("fill", 1);
         Ok(())
     })?;
-    let moves = a.drm.getparam(uapi::PARAM_MOVES)?;
+    let mut moves = a.drm.getparam(uapi::PARAM_MOVES)?;
     let (x, y) = patterns();
     let object = a.drm.create_flags(SIZE, EITHER)?;
     let map = object.map()?;
     let import = b.drm.import(&object.export()?)?;
     let ours = b.drm.create(SIZE)?;
     let own = ours.map()?;
-    let mut round = 0;
-    while child.ended().is_none() || round < 8 {
+    for round in storm.rounds(8) {
         let pattern = x.derive(round);
         map.fill(pattern);
         own.fill(y);
@@ -160,13 +157,11 @@ fn storm() -> Outcome {
         if let Err(mismatch) = map.verify(y.derive(round)) {
             fail!("written in round {round}: {mismatch}");
         }
-        round += 1;
+        let now = a.drm.getparam(uapi::PARAM_MOVES)?;
+        storm.done("move", now - moves);
+        moves = now;
     }
-    child.join("the one that evicts", LIMIT)?;
-    check!(
-        a.drm.getparam(uapi::PARAM_MOVES)? > moves,
-        "nothing moved in {round} rounds"
-    );
+    storm.end()?;
     a.clean()?;
     b.clean()
 }

@@ -29,13 +29,19 @@ use vvram_tests::route::{explained_by, Ports};
 use vvram_tests::split::{Card, Module, Split};
 use vvram_tests::uapi::{self, PeerAddress, PeerAttachment, PeerQuery};
 use vvram_tests::user::{self, become_nobody};
-use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
 
 /// The path of the tool.
 const TOOL: &str = "/lab/bin/p2p";
 const PAGE64: u64 = PAGE as u64;
+/// A size that takes more than one page table of the importer.
+const LARGE: u64 = (3 << 20) + PAGE64;
+/// More importers than there are kinds of them.
+const IMPORTERS: usize = 12;
 const NOBODY: u32 = 65534;
 const LIMIT: Duration = Duration::from_secs(30);
+/// The note of `p2p ls` about processes that it may not look into, behind their number.
+const HIDDEN: &str = "processes of others are not looked into: run it as root outside a container";
 /// The class of an importer that is dynamic, revocable and takes peer-to-peer memory.
 const ABLE: u32 =
     uapi::ATTACHMENT_DYNAMIC | uapi::ATTACHMENT_REVOCABLE | uapi::ATTACHMENT_PEER2PEER;
@@ -262,8 +268,8 @@ fn attach() -> Outcome {
     for (gpu, drm) in &gpus {
         let before = pair(&pairs, gpu, &edu)?;
         for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
-            for flags in [uapi::CREATE_VRAM, EITHER] {
-                let object = drm.create_flags(PAGE64, flags)?;
+            for (flags, size) in [(uapi::CREATE_VRAM, PAGE64), (EITHER, LARGE)] {
+                let object = drm.create_flags(size, flags)?;
                 let buffer = object.export()?;
                 let peer = Peer::open()?;
                 let outcome = peer.attach(&buffer, mode);
@@ -288,7 +294,7 @@ fn attach() -> Outcome {
         }
         for (other, importer) in gpus.iter().filter(|it| it.0 != *gpu) {
             let which = format!("{} for {}", gpu.name(), other.name());
-            let object = drm.create_flags(PAGE64, EITHER)?;
+            let object = drm.create_flags(LARGE, EITHER)?;
             let import = importer.import(&object.export()?)?;
             attached(pair(&pairs, gpu, other)?, &object.records()?.0, &which)?;
             drop(import);
@@ -315,11 +321,11 @@ fn registered(pairs: &Pairs) -> Result<usize, Stop> {
     for gpu in PciDevice::vvrams() {
         let fabric = Fabric::open_on(gpu)?;
         fabric.choose(Mode::Dynamic)?;
-        let object = fabric.drm.create_flags(PAGE64, EITHER)?;
+        let object = fabric.drm.create_flags(LARGE, EITHER)?;
         let buffer = object.export()?;
         let region = fabric
             .nic
-            .register(buffer.fd(), 0, PAGE64, None, fabric.nic.all_access());
+            .register(buffer.fd(), 0, LARGE, None, fabric.nic.all_access());
         let which = format!("{} for {}", fabric.gpu.name(), fabric.device.name());
         let before = pair(pairs, &fabric.gpu, &fabric.device)?;
         attached(before, &object.records()?.0, &which)?;
@@ -550,10 +556,20 @@ fn ls() -> Outcome {
     let inode = buffer.inode()?;
     let alone = listed(inode, false)?;
     check_eq!(all(&alone, "importers").len(), 0, "importers of {alone}");
-    fixture.peer.attach(&buffer, Mode::Dynamic)?;
-    fixture.peer.pin_and_map(Mode::Dynamic)?;
+    let mut peers = Vec::new();
+    for mode in [Mode::Dynamic, Mode::Revocable]
+        .into_iter()
+        .cycle()
+        .take(IMPORTERS)
+    {
+        let peer = fixture.peer.reopen()?;
+        peer.attach(&buffer, mode)?;
+        peers.push(peer);
+    }
+    peers[0].map()?;
     let seen = listed(inode, false)?;
     check_listed(&seen, &object)?;
+    check_eq!(all(&seen, "importers").len(), IMPORTERS, "{seen}");
     check_held(&seen, std::process::id(), buffer.fd())?;
     let placement = match fixture.expect {
         Expect::Refused => "system",
@@ -605,12 +621,16 @@ fn ls_of_nobody() -> Outcome {
             check_eq!(all(&seen, "importers").len(), 0, "{seen}");
         }
         let (_, ls) = json(&["ls"], true)?;
-        let notes = ls["notes"].to_string();
-        check!(
-            notes.contains("debugfs") || notes.contains("debug/"),
-            "{notes}"
-        );
-        check!(notes.contains("run it as root"), "{notes}");
+        let notes = all(&ls, "notes").iter().filter_map(Value::as_str);
+        // The parent is one of them.
+        let hidden = notes.clone().find_map(|note| {
+            let (count, what) = note.split_once(' ')?;
+            (what == HIDDEN).then(|| count.parse::<u32>().ok())?
+        });
+        check!(hidden.is_some_and(|count| count > 0), "{ls}");
+        let mut unseen =
+            notes.filter(|note| note.starts_with("/sys/kernel/debug/dma_buf/bufinfo: "));
+        check!(unseen.next().is_some(), "{ls}");
         Ok(())
     })?;
     let outcome = child.join("a client that is nobody", LIMIT);
@@ -624,7 +644,7 @@ fn watch() -> Outcome {
     let tracing = mounted("tracefs", "/sys/kernel/tracing")?;
     let fixture = Fixture::open()?;
     let debugfs = DebugFs::open(&fixture.gpu)?;
-    let object = fixture.drm.create_flags(PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(LARGE, EITHER)?;
     let buffer = object.export()?;
     let id = object.info()?.id;
     for count in [Some(3), None] {
@@ -654,6 +674,15 @@ fn watch() -> Outcome {
             // A peer has it mapped in VRAM.
             debugfs.write("move", &format!("{id} system"))?;
             peer.map()?;
+        }
+        let over = fixture.peer.reopen()?;
+        if count.is_none() && fixture.expect != Expect::Refused {
+            over.attach(&buffer, Mode::Revocable)?;
+            let limit = debugfs.read("pin_limit")?;
+            debugfs.write("pin_limit", "0")?;
+            let pin = over.pin();
+            debugfs.write("pin_limit", &limit)?;
+            expect_errno("a pin over the limit", pin, libc::EDQUOT)?;
         }
         peer.unmap()?;
         let entry = &object.attachments()?[0];
@@ -692,7 +721,8 @@ fn watch() -> Outcome {
             reason_name(entry.reason),
             "{attach}"
         );
-        check_eq!(attach["size"], PAGE64, "{attach}");
+        check_eq!(attach["size"], LARGE, "{attach}");
+        check_eq!(attach["ret"], 0, "{attach}");
         let is_fallback = fixture.expect == Expect::Refused;
         check_eq!(attach["fallback"], is_fallback, "{attach}");
         if count.is_none() {
@@ -711,7 +741,13 @@ fn watch() -> Outcome {
             check_eq!(event["ret"], 0, "{event}");
             check_eq!(event["fallback"], false, "{event}");
             check_eq!(word(event, "exporter"), fixture.gpu.name(), "{event}");
-            check_eq!(event["size"], PAGE64, "{event}");
+            check_eq!(event["size"], LARGE, "{event}");
+            let pins = events.iter().filter(|it| word(it, "event") == "pin");
+            let pins: Vec<_> = pins.map(|it| (&it["ret"], word(it, "reason"))).collect();
+            let refused = serde_json::json!(-libc::EDQUOT);
+            let want = [(&refused, "quota")];
+            let want = if is_fallback { &[][..] } else { &want };
+            check_eq!(pins, want, "pins");
             let is_notified = before.iter().any(|it| word(it, "event") == "invalidate");
             check!(is_fallback || is_notified, "{names:?}");
         }

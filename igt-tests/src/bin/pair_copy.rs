@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{path_name, reason_name, Drm, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed, squeeze_idle, Expect};
@@ -11,10 +12,11 @@ use vvram_tests::heap;
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::{Bar, PciDevice};
-use vvram_tests::proc::{Child, Steps};
+use vvram_tests::proc::Child;
 use vvram_tests::queue::{beside_jobs, copy_after};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::signals::await_sleep;
+use vvram_tests::storm::{Action, Storm};
 use vvram_tests::uapi::{self, VvramGemCopy, DMA_BUF_SYNC_WRITE};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
@@ -170,33 +172,38 @@ fn ping_pong() -> Outcome {
 
 /// The exporter evicts objects all the time, while the other device copies.
 fn storm() -> Outcome {
+    // At times there is no room in VRAM for the object.
+    const ACTIONS: [Action; 2] = [
+        Action::new("fill", &[], 12),
+        Action::new("move to VRAM", &[libc::ENOSPC, libc::EBUSY], 8),
+    ];
     let gpus = gpus()?;
-    let stop = Steps::new()?;
-    let exporter = gpus[0].clone();
-    let mut child = Child::spawn(|| {
-        let a = Drm::open_on(&exporter)?;
+    let mut storm = Storm::new(LIMIT, &ACTIONS)?;
+    storm.meanwhile(|storm, random| {
+        let a = Drm::open_on(&gpus[0])?;
         let size = a.getparam(uapi::PARAM_VRAM_SIZE)?;
-        for round in 0..12 * misc::soak() as usize {
-            // As much as there is, so that all other objects are evicted.
-            let all = [
-                a.create_flags(size / 2, EITHER)?,
-                a.create_flags(size / 2, EITHER)?,
-            ];
-            all[round % 2].map()?.set(round as u64);
-        }
-        stop.done()?;
+        // As much as there is, so that all other objects are evicted.
+        let all = [
+            a.create_flags(size / 2, EITHER)?,
+            a.create_flags(size / 2, EITHER)?,
+        ];
+        all[random.below(2) as usize].map()?.set(random.word());
+        storm.done("fill", 1);
         Ok(())
     })?;
     let (a, b) = (Drm::open_on(&gpus[0])?, Drm::open_on(&gpus[1])?);
     let moves = a.getparam(uapi::PARAM_MOVES)?;
     let (x, y) = patterns();
     let object = a.create_flags(SIZE, EITHER)?;
+    let (files, id) = (DebugFs::open(&gpus[0])?, object.info()?.id);
     let map = object.map()?;
     let import = b.import(&object.export()?)?;
     let ours = b.create(SIZE)?;
     let own = ours.map()?;
-    let mut round = 0;
-    while child.ended().is_none() || round < 8 {
+    for round in storm.rounds(8) {
+        // Nothing else brings it back once it has left.
+        let moved = files.write("move", &format!("{id} vram"));
+        storm.tried("move to VRAM", moved)?;
         let pattern = x.derive(round);
         map.fill(pattern);
         own.fill(y);
@@ -209,12 +216,10 @@ fn storm() -> Outcome {
         if let Err(mismatch) = map.verify(y.derive(round)) {
             fail!("written in round {round}: {mismatch}");
         }
-        round += 1;
     }
-    child.join("the one that evicts", LIMIT)?;
-    if a.getparam(uapi::PARAM_MOVES)? == moves {
-        fail!("nothing moved in {round} rounds");
-    }
+    storm.end()?;
+    let moves = a.getparam(uapi::PARAM_MOVES)? - moves;
+    check!(moves >= 8, "{moves} moves are too few");
     import.import_info()?;
     Ok(())
 }

@@ -15,13 +15,13 @@ use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
-use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rdma::{Buffer, ON_DEMAND};
 use vvram_tests::rebind::Unbound;
+use vvram_tests::storm::{Action, Storm};
 use vvram_tests::svm::{check_places, filled, holds};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_SYSTEM, CREATE_VRAM};
-use vvram_tests::verbs::{Nic, Pair, Region};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
+use vvram_tests::verbs::{expect_status, Nic, Pair, Region, Status};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop, SysError};
 
 const PAGES: usize = 16;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -65,6 +65,18 @@ impl<'a> Setup<'a> {
         let map = self.host.map();
         holds("the NIC", map, pattern, 0..map.pages())
     }
+
+    /// A read fails, and nothing has arrived.
+    fn refuses(&self, what: &str) -> Outcome {
+        let pattern = Pattern::new(misc::nonce());
+        self.host.fill(pattern)?;
+        let read = self
+            .pair
+            .read((&self.region, 0), (self.host.region(), 0), self.len());
+        expect_status(what, read, &[Status::REMOTE_ACCESS])?;
+        let map = self.host.map();
+        holds("the host", map, pattern, 0..map.pages())
+    }
 }
 
 /// The NIC accesses VRAM, which stays where it is while other objects evict.
@@ -102,9 +114,7 @@ fn unmapped() -> Outcome {
     check_eq!(drm.getparam(uapi::PARAM_VRAM_PINNED)?, 0, "pinned VRAM");
     files.write("move", &format!("{} system", object.info()?.id))?;
     placed(&object, uapi::PLACEMENT_SYSTEM)?;
-    if setup.read(b).is_ok() {
-        fail!("the NIC reads what is not mapped");
-    }
+    setup.refuses("a read of what is not mapped")?;
     holds("a new mapping", &object.map()?, b, 0..PAGES)
 }
 
@@ -119,9 +129,7 @@ fn unbound() -> Outcome {
     let setup = Setup::new(&nic, &map)?;
     setup.write(b)?;
     let unbound = Unbound::new(&PciDevice::vvram()?)?;
-    if setup.read(b).is_ok() {
-        fail!("the NIC reads VRAM of a device that is gone");
-    }
+    setup.refuses("a read of VRAM of a device that is gone")?;
     expect_errno("mapping it", object.map(), libc::ENODEV)?;
     unbound.rebind()?;
     drop(setup);
@@ -131,26 +139,21 @@ fn unbound() -> Outcome {
 /// Processes with an object that is mapped for direct I/O and memory in VRAM, with a region of
 /// each, while all of VRAM is evicted again and again.
 fn storm() -> Outcome {
-    const ROUNDS: usize = 12;
+    const ROUNDS: u64 = 12;
     let (a, b) = patterns();
-    let gpu = PciDevice::vvram()?;
-    let (there, end) = (Steps::new()?, Steps::new()?);
-    let mut evictions = Child::spawn(|| {
-        let files = DebugFs::open(&gpu)?;
-        while !end.is_done()? {
-            files.write("move", "evict")?;
-        }
+    let files = DebugFs::open(&PciDevice::vvram()?)?;
+    let mut storm = Storm::new(LIMIT, &[Action::new("evict", &[], ROUNDS)])?;
+    storm.meanwhile(|storm, _| {
+        storm.tried("evict", files.write("move", "evict"))?;
         Ok(())
     })?;
-    let mut clients = Vec::new();
     for index in 0..2 {
-        let (there, a, b) = (&there, a.derive(index), b.derive(index));
-        clients.push(Child::spawn(move || {
+        let (a, b) = (a.derive(index), b.derive(index));
+        storm.client(|storm, _| {
             let (drm, nic) = (Drm::open()?, Nic::open(None)?);
             let memory = filled(PAGES, a)?;
             let of_memory = Setup::new(&nic, &memory)?;
-            there.done()?;
-            for round in 0..ROUNDS {
+            for round in storm.rounds(ROUNDS) {
                 let object = create(&drm)?;
                 let map = object.map()?;
                 map.fill(b);
@@ -171,16 +174,9 @@ fn storm() -> Outcome {
             drm.svm_migrate(&memory, 0..PAGES)?;
             check_places(&memory, |_| true)?;
             holds("the memory", &memory, a, 0..PAGES)
-        })?);
+        })?;
     }
-    for _ in 0..2 {
-        there.wait("a client", LIMIT)?;
-    }
-    for client in &mut clients {
-        client.join("a client", LIMIT)?;
-    }
-    end.done()?;
-    evictions.join("the evictions", LIMIT)?;
+    storm.end()?;
     let drm = Drm::open()?;
     let pinned = || drm.getparam(uapi::PARAM_VRAM_PINNED);
     let none = misc::poll(LIMIT, || (pinned().ok()? == 0).then_some(()));

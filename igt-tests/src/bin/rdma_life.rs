@@ -286,7 +286,10 @@ fn full_queue() -> Outcome {
         let start = Instant::now();
         setup.buffer.close()?;
         let time = start.elapsed();
-        check!(time < LIMIT, "deregistration took {time:?} as {class:?}");
+        check!(
+            time < LIMIT * misc::slower(),
+            "deregistration took {time:?} as {class:?}"
+        );
     }
     Ok(())
 }

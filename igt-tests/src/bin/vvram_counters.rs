@@ -2,8 +2,8 @@
 
 //! Each counter of fallbacks and refusals, counted by one action that changes no other counter.
 //!
-//! Two counters are not tested here: not-pci, which needs an importer that takes peer-to-peer
-//! memory and is not a PCI device, and suspended, which needs a resume that fails.
+//! KUnit tests two others, in the suite `vram_exported`: not-pci, which needs an importer that takes
+//! peer-to-peer memory and is not a PCI device, and suspended, which needs a resume that fails.
 
 use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::{DmaBuf, Gem, EITHER};

@@ -11,11 +11,10 @@ use vvram_tests::fixture::{
     cpu_reads, patterns, peer_reads, peer_writes, placed, works, Expect, Fixture,
 };
 use vvram_tests::map::PAGE;
-use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
-use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::{module_users, reload, Unbound};
+use vvram_tests::storm::{Action, Storm};
 use vvram_tests::uapi::{self, PeerAttachment};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, skip};
 use vvram_tests::{Outcome, Stop};
@@ -639,6 +638,16 @@ fn counters() -> Outcome {
     Ok(())
 }
 
+/// What the processes of [`storm`] do: a move is refused while the peer has pinned the object, or
+/// while others fill VRAM.
+const ACTIONS: [Action; 5] = [
+    Action::new("evict", &[], 5),
+    Action::new("system", &[libc::EBUSY], 5),
+    Action::new("vram", &[libc::EBUSY, libc::ENOSPC], 5),
+    Action::new("objects", &[], 5),
+    Action::new("invalidation", &[], 10),
+];
+
 /// Forced moves of all objects, while peers and the CPU access them and objects are created and
 /// closed.
 fn storm() -> Outcome {
@@ -649,58 +658,38 @@ fn storm() -> Outcome {
     let map = object.map()?;
     let buffer = object.export()?;
     fixture.peer.attach(&buffer, Mode::Dynamic)?;
-    let ready = Steps::new()?;
-    let gpu = &fixture.gpu;
-    let mut movers = Vec::new();
+    let debugfs = DebugFs::open(&fixture.gpu)?;
+    let mut storm = Storm::new(Duration::from_secs(20), &ACTIONS)?;
     for _ in 0..2 {
-        movers.push(Child::spawn(|| {
-            let debugfs = DebugFs::open(gpu)?;
-            ready.done()?;
-            let mut rng = misc::Lcg::new(misc::nonce());
-            loop {
-                let text = rng.pick(&["evict", "system", "vram"]);
-                let text = match text {
-                    "evict" => text.to_string(),
-                    _ => format!("{id} {text}"),
-                };
-                // EBUSY while the peer has pinned the object, ENOSPC while others fill VRAM.
-                match debugfs.write("move", &text) {
-                    Err(error) if ![libc::EBUSY, libc::ENOSPC].contains(&error.errno) => {
-                        return Err(error.into());
-                    }
-                    _ => {}
-                }
-                debugfs.buffers()?;
-                thread::sleep(Duration::from_millis(30));
-            }
-        })?);
+        storm.meanwhile(|storm, random| {
+            let action = random.pick(&["evict", "system", "vram"]);
+            let text = match action {
+                "evict" => action.to_string(),
+                _ => format!("{id} {action}"),
+            };
+            storm.tried(action, debugfs.write("move", &text))?;
+            debugfs.buffers()?;
+            thread::sleep(Duration::from_millis(30));
+            Ok(())
+        })?;
     }
-    movers.push(Child::spawn(|| {
+    storm.meanwhile(|storm, _| {
         let drm = Drm::open()?;
-        ready.done()?;
-        loop {
-            let objects: Vec<Gem<'_>> = (1..8)
-                .map(|pages| drm.create_flags(pages * PAGE64, EITHER))
-                .collect::<Result<_, _>>()?;
-            for object in &objects {
-                object.map()?.write(0, object.size());
-            }
-            for object in &objects {
-                check_eq!(object.map()?.read(0), object.size(), "the first word");
-            }
+        let objects: Vec<Gem<'_>> = (1..8)
+            .map(|pages| drm.create_flags(pages * PAGE64, EITHER))
+            .collect::<Result<_, _>>()?;
+        for object in &objects {
+            object.map()?.write(0, object.size());
         }
-    })?);
-    for _ in 0..movers.len() {
-        ready.wait("the others", Duration::from_secs(20))?;
-    }
+        for object in &objects {
+            check_eq!(object.map()?.read(0), object.size(), "the first word");
+        }
+        storm.done("objects", 1);
+        Ok(())
+    })?;
     let before = fixture.drm.getparam(uapi::PARAM_MOVES)?;
-    let want = 10 * misc::soak();
-    let (mut invalidated, mut round) = (0, 0);
-    while invalidated < want || round < want {
-        check!(
-            round < 10 * want,
-            "the peer was invalidated by {invalidated} moves in {round} rounds"
-        );
+    let mut invalidated = 0;
+    for round in storm.rounds(10) {
         let pattern = a.derive(round);
         let page = (round % 4) as usize;
         if round % 2 == 0 {
@@ -710,16 +699,13 @@ fn storm() -> Outcome {
             map.fill(pattern);
         }
         peer_reads(&fixture.peer, pattern, &[page])?;
-        invalidated = fixture.peer.status()?.invalidations;
-        round += 1;
+        let now = fixture.peer.status()?.invalidations;
+        storm.done("invalidation", now - invalidated);
+        invalidated = now;
     }
     let moves = fixture.drm.getparam(uapi::PARAM_MOVES)? - before;
-    for mover in &mut movers {
-        check_eq!(mover.ended(), None, "how one of the others ended");
-        mover.kill()?;
-    }
-    println!("{moves} moves, the peer was invalidated by {invalidated} in {round} rounds");
-    Ok(())
+    println!("{moves} moves");
+    storm.end()
 }
 
 /// Accesses to files that are still open fail after the driver is unbound, and after its module is

@@ -13,6 +13,7 @@ use vvram_tests::uapi::{CREATE_DIRECT_IO, CREATE_VRAM};
 use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
 
 const LEN: usize = 32 * PAGE;
+const TRIES: u32 = 20;
 const HIGHEST: &str = "swiotlb/io_tlb_used_hiwater";
 
 /// Returns the largest number of slots of bounce buffers that were in use at a time while `body`
@@ -45,7 +46,15 @@ fn none() -> Outcome {
             bounced >= (LEN / 2048) as u64,
             "{way:?} of RAM took {bounced} slots"
         );
-        check_eq!(slots(|| transfer(&vram))?, 0, "slots for a {way:?} of VRAM");
+        // The drivers of other devices bounce as well, but not during each try.
+        let mut least = u64::MAX;
+        for _ in 0..TRIES {
+            least = least.min(slots(|| transfer(&vram))?);
+            if least == 0 {
+                break;
+            }
+        }
+        check_eq!(least, 0, "slots for a {way:?} of VRAM");
         if let Err(mismatch) = vram.verify(a) {
             fail!("VRAM after a {way:?}: {mismatch}");
         }

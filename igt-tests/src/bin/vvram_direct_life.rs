@@ -20,6 +20,7 @@ use vvram_tests::plug::Plug;
 use vvram_tests::proc::{Child, KernelLog, Steps};
 use vvram_tests::qmp::Monitor;
 use vvram_tests::rebind::{module_users, reload, Unbound};
+use vvram_tests::storm::{Action, Storm};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_SYSTEM, CREATE_VRAM};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, Outcome, Stop, SysError};
 
@@ -384,21 +385,22 @@ fn storm() -> Outcome {
     let disk = Disk::open()?;
     let (a, b) = patterns();
     disk.fill(a, 0, PAGES * PAGE)?;
-    let end = Steps::new()?;
-    let mut child = Child::spawn(|| {
-        let files = DebugFs::open(&PciDevice::vvram()?)?;
-        while !end.is_done()? {
-            files.write("move", "evict")?;
-        }
+    // A mapping is interrupted by a signal, as any wait is.
+    let actions = [
+        Action::new("map", &[libc::EINTR], 20),
+        Action::new("evict", &[], 20),
+    ];
+    let mut storm = Storm::new(LIMIT, &actions)?;
+    let files = DebugFs::open(&PciDevice::vvram()?)?;
+    storm.meanwhile(|storm, _| {
+        storm.tried("evict", files.write("move", "evict"))?;
         Ok(())
     })?;
     let timer = Ticks::start()?;
     let object = create(&drm, PAGES)?;
-    for round in 0..20 {
-        // A mapping is interrupted by a signal, as any wait is.
-        let map = misc::poll(LIMIT, || object.map().ok());
-        let Some(map) = map else {
-            fail!("round {round}: no mapping");
+    for round in storm.rounds(20) {
+        let Some(map) = storm.tried("map", object.map())? else {
+            continue;
         };
         map.write(0, b.word(0));
         disk.direct.transfer(Way::Read, Part::all(&map), 0)?;
@@ -407,8 +409,7 @@ fn storm() -> Outcome {
         }
     }
     drop(timer);
-    end.done()?;
-    child.join("the evictions", LIMIT)?;
+    storm.end()?;
     check_eq!(pinned()?, 0, "pages that stay pinned");
     Ok(())
 }

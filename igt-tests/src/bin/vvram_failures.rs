@@ -77,6 +77,14 @@ impl<'a> Traced<'a> {
         Ok(())
     }
 
+    /// Checks how much of VRAM is pinned, all of it by importers that cannot be revoked.
+    #[track_caller]
+    fn pinned(&self, want: u64) -> Outcome {
+        let pinned = self.fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?;
+        check_eq!(pinned, want, "bytes pinned");
+        self.debugfs.held(want)
+    }
+
     /// An event of the peer.
     fn importer(&self, name: &str, path: &str, reason: &str, ret: i32) -> String {
         let importer = self.fixture.peer.name();
@@ -119,8 +127,10 @@ fn interrupted_moves() -> Outcome {
         ],
     )?;
     placed(&t.object, uapi::PLACEMENT_SYSTEM)?;
+    t.pinned(0)?;
     timeline.step()?;
     peer.pin()?;
+    t.pinned(2 * PAGE64)?;
     t.expect(
         "events of the pin",
         &[
@@ -219,6 +229,7 @@ fn timeout() -> Outcome {
     for child in &mut children {
         child.join("the wait", 2 * LIMIT)?;
     }
+    t.pinned(0)?;
     let counted = difference(&before, &t.debugfs.counters()?);
     let none = ("pin-refused".to_string(), "none".to_string(), 1);
     check_eq!(counted, [none], "what was counted");
@@ -306,32 +317,35 @@ fn two_holders() -> Outcome {
     device.pin_and_map(Mode::Pinned)?;
     kernel.attach(&shared.buffer, Mode::Cpu)?;
     kernel.map()?;
-    let mapped = |who: &str, seconds: u32| {
+    let mapped = |who: &str| {
         let bytes = 2 * PAGE;
-        format!(
-            "waiting for {who}, which has mapped a revoked dma-buf of {bytes} bytes, since {seconds} s"
-        )
+        format!("waiting for {who}, which has mapped a revoked dma-buf of {bytes} bytes, since ")
     };
     let mut log = KernelLog::open()?;
     let mut seen = Vec::new();
     let mut unbinding = Unbinding::start(&fixture.gpu)?;
-    let mut says = |line: &str| {
+    let mut says = |line: &str, least: u32| {
+        let since = |seen: &String| {
+            let (_, seconds) = seen.split_once(line)?;
+            seconds.strip_suffix(" s")?.parse::<u32>().ok()
+        };
         let said = misc::poll(LIMIT, || {
             seen.extend(log.lines());
-            seen.iter().any(|seen| seen.ends_with(line)).then_some(())
+            let mut times = seen.iter().filter_map(since);
+            times.any(|seconds| seconds >= least).then_some(())
         });
         match said {
             Some(()) => Ok(seen.clone()),
             None => Err(Stop::fail(format_args!(
-                "the kernel log has no {line:?}: {seen:?}"
+                "the kernel log has no {line:?} of {least} s: {seen:?}"
             ))),
         }
     };
-    says(&mapped(device.name(), 0))?;
-    says(&mapped("the kernel (vmap)", 0))?;
+    says(&mapped(device.name()), 0)?;
+    says(&mapped("the kernel (vmap)"), 0)?;
     kernel.unmap()?;
     // The reminder, for the one that is left.
-    let lines = says(&mapped(device.name(), 10))?;
+    let lines = says(&mapped(device.name()), 10)?;
     let vmap = lines.iter().filter(|line| line.contains("(vmap)")).count();
     check_eq!(vmap, 1, "lines about the kernel's mapping in {lines:?}");
     if let Some(exit) = unbinding.child.ended() {

@@ -28,7 +28,6 @@ impl Policy {
         Ok(Self(debugfs))
     }
 
-    /// Returns the value of a name in the file.
     fn word(&self, name: &str) -> Result<Option<String>, Stop> {
         let text = self.0.read("unrevocable")?;
         Ok(words(&text).get(name).map(|word| (*word).to_string()))
@@ -36,8 +35,7 @@ impl Policy {
 
     #[track_caller]
     fn held(&self, want: u64) -> Outcome {
-        check_eq!(self.word("held")?, Some(want.to_string()), "bytes held");
-        Ok(())
+        self.0.held(want)
     }
 }
 
@@ -183,8 +181,14 @@ fn limit() -> Outcome {
     policy.held(SIZE)?;
     let late = fixture.peer.reopen()?;
     late.attach(&second.1, Mode::Pinned)?;
-    let moves = fixture.drm.getparam(uapi::PARAM_MOVES)?;
+    let [moves, pins] = [uapi::PARAM_MOVES, uapi::PARAM_VRAM_PINNED];
+    let [moves, pins] = [fixture.drm.getparam(moves)?, fixture.drm.getparam(pins)?];
     expect_errno("a pin over the limit", late.pin(), libc::EDQUOT)?;
+    check_eq!(
+        fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+        pins,
+        "bytes pinned"
+    );
     check_eq!(fixture.drm.getparam(uapi::PARAM_MOVES)?, moves, "moves");
     policy.held(SIZE)?;
     check_eq!(
@@ -247,16 +251,20 @@ fn client() -> Outcome {
         );
         let pinned = || fixture.drm.getparam(uapi::PARAM_VRAM_PINNED);
         a.pin()?;
+        debugfs.held(SIZE)?;
         expect_errno("a pin over the limit", b.pin(), libc::EDQUOT)?;
         check_eq!(pinned()?, SIZE, "bytes pinned");
+        debugfs.held(SIZE)?;
         c.pin()?;
         check_eq!(pinned()?, 2 * SIZE, "bytes pinned");
         a.unpin()?;
         b.pin()?;
         placed(&second.0, uapi::PLACEMENT_VRAM)?;
         check_eq!(pinned()?, 2 * SIZE, "bytes pinned");
+        debugfs.held(2 * SIZE)?;
         drop((a, b, c));
         check_eq!(pinned()?, 0, "bytes pinned");
+        debugfs.held(0)?;
         Ok(())
     };
     let outcome = run();

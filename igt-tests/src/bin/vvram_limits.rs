@@ -12,7 +12,7 @@ use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(30);
@@ -191,11 +191,8 @@ fn low() -> Outcome {
         check_eq!(weak.in_vram()?, 0, "objects in VRAM without protection");
         check_eq!(objects.in_vram()?, 4, "protected objects in VRAM");
         taken.push(drm.create(MIB)?);
-        let left = objects.in_vram()?;
-        check!(left < 4, "{left} objects in VRAM: low is no guarantee");
-        if taken.len() as u64 + left as u64 > size / MIB {
-            fail!("there is more than all of VRAM");
-        }
+        // Low is no guarantee, but no more leave VRAM than have to.
+        check_eq!(objects.in_vram()?, 3, "protected objects in VRAM");
         objects.verify()?;
         weak.verify()
     })

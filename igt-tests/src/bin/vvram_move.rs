@@ -15,8 +15,8 @@ use vvram_tests::fixture::{
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
+use vvram_tests::storm::{Action, Storm};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, vm, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
@@ -663,24 +663,19 @@ fn storm() -> Outcome {
     fixture.peer.attach(&buffer, Mode::Dynamic)?;
     let debugfs = DebugFs::open(&fixture.gpu)?;
     fixture.drm.vm_bind(&object, 0)?;
+    let invalidation = Action::new("invalidation", &[], 12);
+    let unmap = Action::new("unmap", &[libc::EINVAL], 1);
+    let mut storm = Storm::new(Duration::from_secs(20), &[invalidation, unmap])?;
     // Each time the object has moved to VRAM, it is evicted while the peer accesses it.
-    let mut child = Child::spawn(|| {
-        let drm = Drm::open()?;
-        loop {
-            if object.info()?.placement == VRAM {
-                drop(squeeze_idle(&drm)?);
-            }
-            thread::sleep(Duration::from_millis(1));
+    storm.meanwhile(|_, _| {
+        if object.info()?.placement == VRAM {
+            drop(squeeze_idle(&Drm::open()?)?);
         }
+        thread::sleep(Duration::from_millis(1));
+        Ok(())
     })?;
-    let want = 12 * misc::soak();
-    let (mut invalidated, mut round) = (0, 0);
-    while invalidated < want || round < want {
-        check!(
-            child.ended().is_none() && round < 10 * want,
-            "{invalidated} moves in {round} rounds: this is no storm; the others: {:?}",
-            child.ended()
-        );
+    let mut invalidated = 0;
+    for round in storm.rounds(12) {
         let pattern = a.derive(round);
         let page = (round % 4) as usize;
         if round % 2 == 0 {
@@ -701,20 +696,15 @@ fn storm() -> Outcome {
         );
         vm::mappings(&debugfs)?;
         let status = fixture.peer.status()?;
+        storm.done("invalidation", status.invalidations - invalidated);
         invalidated = status.invalidations;
-        // The next transfer maps it again, in VRAM if there is room at the moment.
+        // The next transfer maps it again, in VRAM if there is room at the moment. It fails if the
+        // peer was just invalidated by another move.
         if status.flags & uapi::EDU_PEER_STATUS_MAPPED != 0 {
-            match fixture.peer.unmap() {
-                // The peer was just invalidated by another move.
-                Err(error) if error.errno == libc::EINVAL => {}
-                result => result?,
-            }
+            storm.tried("unmap", fixture.peer.unmap())?;
         }
-        round += 1;
     }
-    child.kill()?;
-    println!("the peer was invalidated by {invalidated} moves in {round} rounds");
-    Ok(())
+    storm.end()
 }
 
 /// An unbind while a peer maps an object in system memory.

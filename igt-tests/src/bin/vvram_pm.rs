@@ -17,8 +17,8 @@ use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::{Auto, DELAY};
-use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
+use vvram_tests::storm::{Action, Storm};
 use vvram_tests::uapi;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
 
@@ -198,20 +198,28 @@ fn kept() -> Outcome {
 /// The device is suspended and resumed while importers map and processes access VRAM, without a
 /// deadlock.
 fn storm() -> Outcome {
-    const ROUNDS: u64 = 40;
     let fixture = Fixture::with_route()?;
     let auto = Auto::new(&fixture.gpu)?;
     let (seed, _) = patterns();
     auto.device().set_power("autosuspend_delay_ms", "0")?;
-    let mut workers = Vec::new();
+    let mut storm = Storm::new(LIMIT, &[Action::new("suspend", &[], 5)])?;
+    let mut was = String::new();
+    storm.meanwhile(|storm, _| {
+        let status = auto.device().power("runtime_status")?;
+        if status == "suspended" && status != was {
+            storm.done("suspend", 1);
+        }
+        was = status;
+        Ok(())
+    })?;
     for worker in 0..4 {
         let pattern = seed.derive(worker);
-        workers.push(Child::spawn(move || {
+        storm.client(|storm, _| {
             let (drm, peer) = (Drm::open()?, Peer::open()?);
             let object = drm.create_flags(2 * PAGE as u64, EITHER)?;
             let (map, buffer) = (object.map()?, object.export()?);
             map.fill(pattern);
-            for round in 0..ROUNDS * misc::soak() {
+            for round in storm.rounds(40) {
                 match (round + worker) % 4 {
                     0 | 1 => {
                         peer.attach(&buffer, Mode::Dynamic)?;
@@ -225,11 +233,9 @@ fn storm() -> Outcome {
                 }
             }
             cpu_reads(&map, pattern, &[0, 1])
-        })?);
+        })?;
     }
-    for mut worker in workers {
-        worker.join("a worker of the storm", LIMIT)?;
-    }
+    storm.end()?;
     auto.sleeps("after the storm")
 }
 

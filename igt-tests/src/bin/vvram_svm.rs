@@ -13,8 +13,9 @@ use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::proc::{Child, Steps};
+use vvram_tests::storm::{Action, Storm};
 use vvram_tests::svm::{check_places, filled, holds, places, resident, Place, HUGE};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, SysError};
 
 const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -428,14 +429,16 @@ fn storm() -> Outcome {
     let threads = 4;
     let pages = HUGE + 128;
     let map = filled(pages, Pattern::new(0))?;
-    let seed = misc::nonce();
-    println!("seed of the storm {seed:#x}");
     let moved = drm.svm_moved_back()?;
-    let rounds = OPERATIONS * misc::soak();
+    // A migration fails while another thread is migrating the same block.
+    let migrate = Action::new("SVM_MIGRATE", &[libc::EBUSY], OPERATIONS / 4);
+    let evict = Action::new("SVM_EVICT", &[], OPERATIONS / 8);
+    let storm = Storm::new(LIMIT, &[migrate, evict])?;
+    let seed = storm.seed();
     let failed = std::thread::scope(|scope| {
-        let (drm, map) = (&drm, &map);
+        let (drm, map, storm) = (&drm, &map, &storm);
         let workers: Vec<_> = (0..threads)
-            .map(|thread| scope.spawn(move || work(drm, map, thread, threads, seed, rounds)))
+            .map(|thread| scope.spawn(move || work(drm, map, storm, thread, threads, seed)))
             .collect();
         workers
             .into_iter()
@@ -447,7 +450,11 @@ fn storm() -> Outcome {
     }
     let moved = drm.svm_moved_back()? - moved;
     println!("{moved} pages came back");
-    check!(moved > rounds, "{moved} pages are too few");
+    check!(
+        moved > OPERATIONS * misc::soak(),
+        "{moved} pages are too few"
+    );
+    storm.end()?;
     drop(map);
     drm.await_vram_free(free)
 }
@@ -457,35 +464,36 @@ fn storm() -> Outcome {
 fn work(
     drm: &Drm,
     map: &Map,
+    storm: &Storm,
     thread: usize,
     threads: usize,
     seed: u64,
-    rounds: u64,
 ) -> Result<(), String> {
     let mut random = Lcg::new(seed ^ ((thread as u64) << 32));
     let own = map.pages() / threads;
     let mut patterns: Vec<Option<Pattern>> = vec![Some(Pattern::new(0)); own];
-    for round in 0..rounds {
+    let text = |error: SysError| error.to_string();
+    for round in storm.rounds(OPERATIONS) {
         let index = random.below(own as u64) as usize;
         let page = index * threads + thread;
         let first = random.below(map.pages() as u64) as usize;
         let count = 1 + random.below((map.pages() - first).min(64) as u64) as usize;
         match random.below(8) {
-            0..=2 => match drm.svm_migrate(map, first..first + count) {
-                // Another thread is migrating the same block.
-                Err(error) if error.errno == libc::EBUSY => {}
-                result => result.map_err(|error| error.to_string())?,
-            },
-            3 => drm
-                .svm_evict(map, first..first + count)
-                .map_err(|error| error.to_string())?,
+            0..=2 => {
+                let result = drm.svm_migrate(map, first..first + count);
+                storm.tried("SVM_MIGRATE", result).map_err(text)?;
+            }
+            3 => {
+                let result = drm.svm_evict(map, first..first + count);
+                storm.tried("SVM_EVICT", result).map_err(text)?;
+            }
             4 | 5 => {
                 let pattern = Pattern::new(seed ^ (round << 8) ^ thread as u64);
                 map.fill_pages(pattern, page, 1);
                 patterns[index] = Some(pattern);
             }
             6 => {
-                map.discard(page).map_err(|error| error.to_string())?;
+                map.discard(page).map_err(text)?;
                 patterns[index] = None;
             }
             _ => verify(map, page, patterns[index])?,

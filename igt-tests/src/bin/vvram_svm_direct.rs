@@ -15,9 +15,10 @@ use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::{Child, Steps};
+use vvram_tests::storm::{Action, Storm};
 use vvram_tests::svm::{check_places, filled, holds, resident};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_VRAM};
-use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop, SysError};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, SysError};
 
 const PAGES: usize = 64;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -112,20 +113,25 @@ fn fork() -> Outcome {
     nothing_left(&drm, free)
 }
 
+/// What the processes of [`storm`] do: the memory is being evicted, and other processes use up VRAM.
+const ACTIONS: [Action; 3] = [
+    Action::new("SVM_MIGRATE", &[libc::EBUSY, libc::ENOSPC], 15),
+    Action::new("map", &[libc::EDQUOT, libc::ENOSPC], 15),
+    Action::new("evict", &[], 15),
+];
+
 /// The work of one process of [`storm`].
-fn client(seed: u64, rounds: usize) -> Outcome {
+fn client(storm: &Storm, random: &mut Lcg) -> Outcome {
     let drm = Drm::open()?;
-    let mut random = Lcg::new(seed);
-    let pattern = Pattern::new(seed);
+    let pattern = Pattern::new(random.word());
     let memory = filled(4 * PAGES, pattern)?;
     let mut held: Vec<(Map, Pattern)> = Vec::new();
-    for _ in 0..rounds {
+    for _ in storm.rounds(30) {
         let first = random.below(4) as usize * PAGES;
-        match drm.svm_migrate(&memory, first..first + PAGES) {
-            // The memory is being evicted, or other processes have used up VRAM.
-            Err(error) if [libc::EBUSY, libc::ENOSPC].contains(&error.errno) => {}
-            result => result?,
-        }
+        storm.tried(
+            "SVM_MIGRATE",
+            drm.svm_migrate(&memory, first..first + PAGES),
+        )?;
         if random.below(2) == 0 {
             holds("a part", &memory, pattern, first..first + PAGES)?;
         }
@@ -135,13 +141,10 @@ fn client(seed: u64, rounds: usize) -> Outcome {
         }
         let pages = 1 + random.below(PAGES as u64 / 2) as usize;
         let new = Pattern::new(random.word());
-        match create(&drm, pages).and_then(|object| object.map()) {
-            Ok(map) => {
-                map.fill(new);
-                held.push((map, new));
-            }
-            Err(error) if [libc::EDQUOT, libc::ENOSPC].contains(&error.errno) => {}
-            Err(error) => return Err(error.into()),
+        let map = create(&drm, pages).and_then(|object| object.map());
+        if let Some(map) = storm.tried("map", map)? {
+            map.fill(new);
+            held.push((map, new));
         }
         if random.below(4) == 0 {
             let (held, memory) = (&held, &memory);
@@ -163,28 +166,19 @@ fn client(seed: u64, rounds: usize) -> Outcome {
 
 /// Processes with both kinds of memory start and end, while everything that can move is moved.
 fn storm() -> Outcome {
-    const CLIENTS: u64 = 3;
     let drm = Drm::open()?;
-    let (free, seed, end) = (drm.vram_free()?, misc::nonce(), Steps::new()?);
-    println!("seed of the storm {seed:#x}");
-    let rounds = 30 * misc::soak() as usize;
-    let mut evictions = Child::spawn(|| {
-        let files = DebugFs::open(&PciDevice::vvram()?)?;
-        while !end.is_done()? {
-            files.write("move", "evict")?;
-        }
+    let (free, back) = (drm.vram_free()?, drm.svm_moved_back()?);
+    let files = DebugFs::open(&PciDevice::vvram()?)?;
+    let mut storm = Storm::new(LIMIT, &ACTIONS)?;
+    storm.meanwhile(|storm, _| {
+        storm.tried("evict", files.write("move", "evict"))?;
         Ok(())
     })?;
-    let mut clients = (0..CLIENTS)
-        .map(|index| Child::spawn(move || client(seed + index, rounds)))
-        .collect::<Result<Vec<_>, _>>()?;
-    let outcome: Result<Vec<()>, Stop> = clients
-        .iter_mut()
-        .map(|client| client.join("a client", LIMIT))
-        .collect();
-    end.done()?;
-    evictions.join("the evictions", LIMIT)?;
-    outcome?;
+    for _ in 0..3 {
+        storm.client(client)?;
+    }
+    storm.end()?;
+    check!(drm.svm_moved_back()? > back, "no memory came back");
     check_eq!(drm.getparam(uapi::PARAM_DIRECT_IO_BUSY)?, 0, "VRAM in use");
     nothing_left(&drm, free)
 }

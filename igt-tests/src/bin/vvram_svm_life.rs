@@ -12,6 +12,7 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::power::{self, lossy, Auto};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::{module_users, reload, Unbinding, Unbound};
+use vvram_tests::storm::{Action, Storm};
 use vvram_tests::svm::{check_places, filled, holds, HUGE};
 use vvram_tests::{check_eq, expect_errno, igt_main, skip, Need, Outcome, Stop};
 
@@ -65,33 +66,27 @@ fn unbind() -> Outcome {
 /// Processes that migrate memory while the driver is unbound get an error, and keep their bytes.
 fn unbind_while_moving() -> Outcome {
     let (a, _) = patterns();
-    let there = Steps::new()?;
-    let mut children = Vec::new();
+    let mut storm = Storm::new(LIMIT, &[Action::new("SVM_MIGRATE", &[libc::EBUSY], 30)])?;
     for index in 0..3 {
-        let there = &there;
-        children.push(Child::spawn(move || {
-            let (drm, pattern) = (Drm::open()?, a.derive(index));
+        let pattern = a.derive(index);
+        storm.client(|storm, _| {
+            let drm = Drm::open()?;
             let map = filled(64, pattern)?;
-            there.done()?;
             loop {
-                match drm.svm_migrate(&map, 0..64) {
-                    Err(error) if error.errno == libc::ENODEV => break,
-                    Err(error) if error.errno == libc::EBUSY => {}
-                    result => result?,
+                let result = drm.svm_migrate(&map, 0..64);
+                if matches!(&result, Err(error) if error.errno == libc::ENODEV) {
+                    break;
                 }
+                storm.tried("SVM_MIGRATE", result)?;
                 map.write(0, pattern.word(0));
             }
             check_places(&map, |_| false)?;
             holds("a client", &map, pattern, 0..64)
-        })?);
+        })?;
     }
-    for _ in 0..3 {
-        there.wait("a client", LIMIT)?;
-    }
+    storm.go_on(30)?;
     let unbound = Unbound::new(&PciDevice::vvram()?)?;
-    for child in &mut children {
-        child.join("a client", LIMIT)?;
-    }
+    storm.end()?;
     unbound.rebind()?;
     works()
 }

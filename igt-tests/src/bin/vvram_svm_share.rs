@@ -197,7 +197,7 @@ fn move_memory(drm: &Drm, race: &Race, pieces: usize, seed: u64) -> Outcome {
         }
         match drm.svm_migrate(&map, part) {
             // The memory is being evicted.
-            Err(error) if error.errno == libc::EBUSY => {}
+            Err(error) if error.errno == libc::EBUSY => continue,
             result => result?,
         }
         race.count(1);

@@ -263,17 +263,23 @@ fn off() -> Outcome {
     t.force(&object, "system")?;
     t.expect("events that are off", &object, &[])?;
     t.trace.enable(true)?;
+    let (other, id) = (Trace::new()?, object.info()?.id);
+    let of_other = || other.events(t.fixture.gpu.name(), id, PAGE64);
     t.force(&object, "vram")?;
-    t.expect(
-        "events that are on",
-        &object,
-        &[moved("system", "vram", false)],
-    )?;
+    let to_vram = [moved("system", "vram", false)];
+    t.expect("events that are on", &object, &to_vram)?;
+    check_eq!(of_other()?, to_vram, "events of the other reader");
     check_eq!(
         t.trace.events(t.fixture.gpu.name(), 0, 0)?,
         Vec::<String>::new(),
         "events of no object"
     );
+    // One reader is left.
+    t.trace.enable(false)?;
+    t.force(&object, "system")?;
+    t.expect("events that are off again", &object, &[])?;
+    let to_system = [moved("vram", "system", false)];
+    check_eq!(of_other()?, to_system, "events of the reader that is left");
     Ok(())
 }
 

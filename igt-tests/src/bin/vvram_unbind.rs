@@ -570,10 +570,9 @@ fn module_busy() -> Outcome {
     )?;
     gone.rebind()?;
     drop(buffer);
-    let start = Instant::now();
-    while users("vvram") != before && start.elapsed() < Duration::from_secs(5) {
-        thread::sleep(Duration::from_millis(10));
-    }
+    misc::poll(Duration::from_secs(5), || {
+        (users("vvram") == before).then_some(())
+    });
     check_eq!(users("vvram"), before, "users of the module at the end");
     works()
 }

@@ -14,8 +14,8 @@ use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
-use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
+use vvram_tests::storm::{Action, Storm};
 use vvram_tests::uapi::{VvramVmBind, VvramVmRead};
 use vvram_tests::vm::{mapping_of, mappings, shown};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
@@ -366,31 +366,35 @@ fn storm() -> Outcome {
     object.map()?.fill(a);
     gpu.drm.vm_bind(&object, AT)?;
     let id = object.info()?.id;
-    let mut child = Child::spawn(|| {
-        let drm = Drm::open()?;
-        loop {
-            if object.info()?.placement == VRAM {
-                drop(squeeze_idle(&drm)?);
-            }
-            thread::sleep(Duration::from_millis(1));
+    // At times the other clients have all of VRAM.
+    let to_vram = Action::new("move to VRAM", &[libc::ENOSPC, libc::EBUSY], 12);
+    let entries = Action::new("read by entries as they are", &[libc::EFAULT], 3);
+    let mut storm = Storm::new(LIMIT, &[to_vram, entries])?;
+    storm.meanwhile(|_, _| {
+        if object.info()?.placement == VRAM {
+            drop(squeeze_idle(&Drm::open()?)?);
         }
+        thread::sleep(Duration::from_millis(1));
+        Ok(())
     })?;
-    let (mut wrong, mut looks) = (None, 0);
-    for _ in 0..12 * misc::soak() {
-        // At times the other clients have all of VRAM.
+    let mut wrong = None;
+    for _ in storm.rounds(12) {
         let came = misc::poll(LIMIT, || {
-            gpu.debugfs.write("move", &format!("{id} vram")).ok()
+            let moved = gpu.debugfs.write("move", &format!("{id} vram"));
+            storm.tried("move to VRAM", moved).transpose()
         });
-        check!(came.is_some(), "the object does not get to VRAM");
+        check!(
+            came.transpose()?.is_some(),
+            "the object does not get to VRAM"
+        );
         gpu.reads(AT, object.size(), a, 0)?;
         // Until the object is evicted, before or after the read, the entries are valid.
         let evicted = misc::poll(LIMIT, || {
-            looks += 1;
             let look = || -> Result<bool, Stop> {
                 let evicted = mapping_of(&gpu.debugfs, id)?.evicted;
-                match gpu.drm.vm_read(AT, 6 * PAGE, AS_IS) {
-                    Ok(bytes) => check_eq!(a.verify(&bytes, 0), Ok(()), "bytes as they are"),
-                    Err(error) => check_eq!(error.errno, libc::EFAULT, "a read as they are"),
+                let read = gpu.drm.vm_read(AT, 6 * PAGE, AS_IS);
+                if let Some(bytes) = storm.tried("read by entries as they are", read)? {
+                    check_eq!(a.verify(&bytes, 0), Ok(()), "bytes as they are");
                 }
                 Ok(evicted || object.info()?.placement == SYSTEM)
             };
@@ -405,16 +409,10 @@ fn storm() -> Outcome {
         if let Some(stop) = wrong.take() {
             return Err(stop);
         }
-        check!(
-            evicted.is_some() && child.ended().is_none(),
-            "the object stays: this is no storm; the others: {:?}",
-            child.ended()
-        );
+        check!(evicted.is_some(), "the object stays: this is no storm");
         gpu.reads(AT, object.size(), a, 0)?;
     }
-    child.kill()?;
-    println!("{looks} looks at the page table");
-    Ok(())
+    storm.end()
 }
 
 /// The address space holds a reference to the object, and ends with the file, also while the object
