@@ -3,7 +3,7 @@
 # The commands of the repository; tools/lab does the work. The kernel's own
 # build reads Kbuild in this folder, never this file.
 
-export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY GPU TEST MUTANT WITHOUT OUT AUTHOR CONFIG
+export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY GPU EDU TEST MUTANT WITHOUT OUT AUTHOR CONFIG
 
 LAB := python3 -B tools/lab
 
@@ -54,6 +54,7 @@ help:
 	@echo '                  disk-intel-iommu, disk-no-route,'
 	@echo '                  or with modelled GPUs: gpu-switch, gpu-host-bridge, gpu-intel-iommu'
 	@echo '  GPU=sizes       of each modelled GPU of make test and shell: vram=64G,aperture=256M'
+	@echo '  EDU=qemu        the edu of QEMU, which is slow, as the peer of make test'
 	@echo '  MUTANT=id,...   only these mutations of tools/mutants/list.toml'
 	@echo '  WITHOUT=id,...  build a kernel without the patches whose names begin so'
 	@echo '  KVM=1           run guests under KVM instead of TCG (real time, not reproducible)'

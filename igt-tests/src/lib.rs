@@ -20,6 +20,7 @@ pub mod debugfs;
 pub mod disk;
 pub mod dmirror;
 pub mod drm;
+pub mod edu;
 pub mod fabric;
 pub mod failure;
 pub mod faults;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::dmirror::{Mirror, TestHmm};
 use crate::drm::ioctl;
+use crate::edu;
 use crate::fixture::{patterns, Expect};
 use crate::iommu::{is_ram, Way};
 use crate::map::{Map, PAGE};
@@ -300,12 +301,11 @@ impl Mover {
     /// Whether the device moves a piece for the thread.
     pub fn is_moving(&self) -> bool {
         let path = format!("/proc/self/task/{}/stack", self.0.load(Ordering::Relaxed));
-        // The driver sleeps there only while it waits for the engine that it has started.
+        // The driver sleeps there only while it waits for the engine that it has started. Stacks do
+        // not show the functions of the sleep itself.
         fs::read_to_string(path).is_ok_and(|stack| {
-            stack.contains("edu_peer")
-                && ["msleep", "usleep_range"]
-                    .iter()
-                    .any(|function| stack.contains(function))
+            let is_run = |line: &str| line.contains("8edu_peer6device") && line.contains("3run");
+            stack.lines().any(is_run)
         })
     }
 }
@@ -322,6 +322,7 @@ pub fn during(
     body: impl FnOnce(&Mover) -> Outcome,
 ) -> Result<Moved, Stop> {
     let mover = Mover(AtomicI32::new(0));
+    let _slow = edu::slow()?;
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
             // SAFETY: a plain system call.

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::edu;
 use crate::misc;
 use crate::pci::PciDevice;
 use crate::qmp::Monitor;
@@ -12,29 +13,42 @@ use crate::{Need, Outcome, Stop};
 /// How long a device may take to be unplugged, and to be plugged in.
 pub const LIMIT: Duration = Duration::from_secs(25);
 
+/// Where QEMU finds the modelled edu.
+const SOCKET: &str = "/build/sockets/peer.sock";
+
+/// What a device is for QEMU.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// With memory of this size.
+    Gpu(u64),
+    /// QEMU's edu.
+    Edu,
+    /// The modelled edu.
+    Model,
+}
+
 /// A device, with the data that is needed to plug it in again.
 #[derive(Debug)]
 pub struct Plug {
     device: PciDevice,
-    /// The size of its memory, [`None`] for the peer.
-    memory: Option<u64>,
+    kind: Kind,
 }
 
 impl Plug {
-    fn new(device: PciDevice, other: &PciDevice, memory: Option<u64>) -> Result<Self, Stop> {
+    fn new(device: PciDevice, other: &PciDevice, kind: Kind) -> Result<Self, Stop> {
         let slot = |device: &PciDevice| device.name().rsplit_once('.').map(|(s, _)| s.to_string());
         if slot(&device) == slot(other) {
             // Functions of one slot can only be unplugged together.
             return Err(Stop::needs(Need::OwnSlot));
         }
-        Ok(Self { device, memory })
+        Ok(Self { device, kind })
     }
 
     /// Its name in QEMU.
     pub fn id(&self) -> &'static str {
-        match self.memory {
-            Some(_) => "gpu",
-            None => "peer",
+        match self.kind {
+            Kind::Gpu(_) => "gpu",
+            Kind::Edu | Kind::Model => "peer",
         }
     }
 
@@ -47,7 +61,7 @@ impl Plug {
     pub fn gpu() -> Result<Self, Stop> {
         let gpu = PciDevice::vvram()?;
         let (_, size) = gpu.bar(2)?;
-        Self::new(gpu, &PciDevice::edu()?, Some(size))
+        Self::new(gpu, &PciDevice::edu()?, Kind::Gpu(size))
     }
 
     /// The peer.
@@ -57,7 +71,11 @@ impl Plug {
     /// As for [`Self::gpu`].
     #[track_caller]
     pub fn peer() -> Result<Self, Stop> {
-        Self::new(PciDevice::edu()?, &PciDevice::vvram()?, None)
+        let kind = match edu::is_modelled()? {
+            true => Kind::Model,
+            false => Kind::Edu,
+        };
+        Self::new(PciDevice::edu()?, &PciDevice::vvram()?, kind)
     }
 
     /// The PCI device.
@@ -138,14 +156,18 @@ impl Plug {
     /// Fails the subtest if it does not appear.
     #[track_caller]
     pub fn back(&self, monitor: &mut Monitor) -> Outcome {
-        match self.memory {
-            Some(size) => {
+        match self.kind {
+            Kind::Gpu(size) => {
                 let more = format!("\"memdev\": \"{}\"", monitor.memory(size)?);
                 monitor.plug("ivshmem-plain", self.id(), &more, &["d1", "rp1"])?;
             }
-            None => {
+            Kind::Edu => {
                 let more = format!("\"dma_mask\": {}", u64::MAX);
                 monitor.plug("edu", self.id(), &more, &["d2", "rp2"])?;
+            }
+            Kind::Model => {
+                let more = format!("\"socket\": {{\"type\": \"unix\", \"path\": \"{SOCKET}\"}}");
+                monitor.plug("vfio-user-pci", self.id(), &more, &["d2", "rp2"])?;
             }
         }
         self.bound()

@@ -149,7 +149,7 @@ impl Monitor {
     pub fn memory(&mut self, size: u64) -> Result<String, Stop> {
         let id = format!("memory{}", self.number);
         let arguments = format!(
-            "{{\"qom-type\": \"memory-backend-ram\", \"id\": \"{id}\", \"size\": {size}, \"share\": true}}"
+            "{{\"qom-type\": \"memory-backend-memfd\", \"id\": \"{id}\", \"size\": {size}, \"share\": true}}"
         );
         match self.execute("object-add", &arguments)? {
             Ok(()) => Ok(id),

@@ -310,7 +310,7 @@ def kernel_log(outcome, name, begun):
 
 def model_log(outcome):
     """(name, lines, kind) of the output of the modelled devices, if there are any."""
-    if not outcome.boot.topology.models:
+    if not outcome.boot.machine.models:
         return []
     return [("model log", kernellog.brief(outcome.model_log), "")]
 

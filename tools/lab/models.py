@@ -2,6 +2,7 @@
 """Builds and runs the modelled devices: programs of their own, to which QEMU connects."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -12,7 +13,9 @@ import programs
 from steps import LabError
 
 CRATE = "tools/models"
-PROGRAM = "gpu"
+PROGRAM = "models"
+# The name of the device that has the interface of QEMU's edu; the others are GPUs.
+PEER = "peer"
 # The folders of the program and of the sockets of a boot, under the paths inside the sandbox.
 PROGRAMS = "/build/models"
 SOCKETS = "/build/sockets"
@@ -30,7 +33,7 @@ ABORT = (re.compile(r"qemu\S*: util/error\.c:\d+: error_setv: Assertion `\*errp 
          re.compile("Aborted( \\(core dumped\\))?"))
 # Seconds that it has for its last output when QEMU is gone.
 END = 30
-# The sizes of each device, unless a boot has others.
+# The sizes of each GPU, unless a boot has others.
 SIZES = "vram=256M,aperture=64M"
 
 
@@ -52,31 +55,33 @@ def ensure(steps, box, repo, kernel):
         shutil.copy2(built / PROGRAM, folder)
 
 
-def device(name, bus):
+def device(name, bus, **more):
     """QEMU's arguments for a modelled device below a port."""
-    return ("-device", f'{{"driver":"vfio-user-pci","id":"{name}","bus":"{bus}",'
-                       f'"socket":{{"type":"unix","path":"{SOCKETS}/{name}.sock"}}}}')
+    return ("-device", json.dumps({"driver": "vfio-user-pci", "id": name, "bus": bus, **more,
+                                   "socket": {"type": "unix", "path": f"{SOCKETS}/{name}.sock"}}))
 
 
 def arguments(topology, sizes):
     """The command line of the program for the devices of a machine."""
-    strict = ",strict" if topology.is_translated else ""
-    return [f"{PROGRAMS}/{PROGRAM}",
-            *[word for name in topology.models for word in
-              ("--device", f"socket={SOCKETS}/{name}.sock,name={name},{sizes}{strict}")]]
+    strict = ",strict" if topology.is_told else ""
+    argv = [f"{PROGRAMS}/{PROGRAM}"]
+    for name in topology.models:
+        own = f"socket={SOCKETS}/{name}.sock,name={name}{strict}"
+        argv += ("--edu", own) if name == PEER else ("--gpu", f"{own},{sizes}")
+    return argv
 
 
 class Models:
-    """The modelled devices of one boot; most boots have none."""
+    """The modelled devices of one boot, if it has any."""
 
     def __init__(self, kernel, boot):
-        self.topology = boot.topology
+        self.topology = boot.machine
         self.folder = kernel.share / "results" / boot.name
         self.sockets = self.folder / FOLDER
-        self.argv = arguments(boot.topology, boot.sizes)
+        self.argv = arguments(self.topology, boot.sizes)
         self.box = kernel.box.with_binds({SOCKETS: self.sockets},
                                          readonly={PROGRAMS: kernel.folder / "models"}) \
-            if boot.topology.models else None
+            if self.topology.models else None
 
     def inside(self, box):
         """The sandbox of the machine, which sees the sockets."""

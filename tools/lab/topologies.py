@@ -18,8 +18,10 @@ VRAM = "ivshmem-plain,id=gpu,memdev=vram"
 VRAM2 = "ivshmem-plain,memdev=vram2"
 MEMORY2 = ("-object", "memory-backend-ram,id=vram2,size=16M,share=on")
 # The default mask of 28 bits silently truncates addresses: writes land in RAM.
-PEER = "edu,id=peer,dma_mask=0xffffffffffffffff"
+PEER = f"edu,id={models.PEER},dma_mask=0xffffffffffffffff"
 INTEL_IOMMU = ("-device", "intel-iommu,intremap=off")
+# With it QEMU tells devices outside of it which addresses the IOMMU maps.
+INTEL_IOMMU_TOLD = ("-device", "intel-iommu,intremap=off,caching-mode=on")
 
 # Features of a machine that a test may need, as the programs name them.
 ROUTE = "route"             # between the devices, and PCI permits it
@@ -49,6 +51,14 @@ class Topology:
     def is_translated(self):
         """Whether devices use addresses of an IOMMU."""
         return IOMMU in self.has
+
+    @property
+    def is_told(self):
+        """Whether modelled devices know each address that the IOMMU maps.
+
+        virtio-iommu does not tell them of the BARs of other devices.
+        """
+        return INTEL_IOMMU_TOLD[1] in self.machine
 
     @property
     def reason(self):
@@ -183,8 +193,6 @@ DISKS = (
 
 # Modelled GPUs.
 GPUS = ("gpu-a", "gpu-b")
-# With it QEMU tells devices outside of it which addresses the IOMMU maps.
-INTEL_IOMMU_TOLD = ("-device", "intel-iommu,intremap=off,caching-mode=on")
 
 
 def gpus_below_the_switch():
@@ -211,6 +219,18 @@ MODELS = (
              (*AMD, *INTEL_IOMMU_TOLD, *two_root_ports(), *gpus_below_root_ports()), HOST_BRIDGE,
              4, "intel_iommu=on", has=NEEDS, models=GPUS),
 )
+
+
+def modelled(topology):
+    """The same machine with the modelled edu in place of QEMU's."""
+    told = {INTEL_IOMMU[1]: INTEL_IOMMU_TOLD[1]}
+    words = [told.get(word, word) for word in topology.machine]
+    [at] = [number for number, word in enumerate(words) if word.startswith(PEER)]
+    where = dict(setting.split("=") for setting in words[at].removeprefix(f"{PEER},").split(","))
+    words[at] = models.device(models.PEER, **where)[1]
+    return dataclasses.replace(topology, machine=tuple(words),
+                               models=(models.PEER, *topology.models))
+
 
 ALL = TOPOLOGIES + PAIRS + RDMA + DISKS + MODELS
 

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The registers and the DMA engine of `edu`.
+//! The registers and the DMA engines of `edu`.
 //!
 //! The device has an internal buffer of 4 KiB. Its DMA engine moves bytes between that buffer and
-//! memory, in either direction, and takes 100 ms for it. The CPU cannot access the internal buffer:
-//! bytes from the CPU or for it take a second transfer, through a bounce buffer in system memory.
+//! memory, in either direction. The CPU cannot access the internal buffer: bytes from the CPU or
+//! for it take a second transfer, through a bounce buffer in system memory.
+//!
+//! QEMU's device takes 100 ms for a transfer. Others with the same interface take as long as it
+//! takes, and have several engines, which are channels with an internal buffer each. The driver
+//! polls a register and uses no interrupt: it would have to read the register in any case, because
+//! on PCI only the answer to a read proves that the writes of the device have arrived. An interrupt
+//! may overtake writes to another device.
 //!
 //! The engine does not report whether its reads and writes arrived. So that bytes left in the
 //! internal buffer cannot be mistaken for bytes that were read, the driver overwrites the internal
@@ -16,6 +22,7 @@ use kernel::{
     io::{
         poll::read_poll_timeout,
         register,
+        register::Array,
         Io, //
     },
     new_mutex,
@@ -23,6 +30,10 @@ use kernel::{
     prelude::*,
     sync::{
         aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         lock::{
             mutex::MutexBackend,
             Guard, //
@@ -32,7 +43,9 @@ use kernel::{
     },
     time::{
         delay::fsleep,
-        Delta, //
+        Delta,
+        Instant,
+        Monotonic, //
     }, //
 };
 
@@ -57,64 +70,93 @@ mod regs {
         // The registers from here on are 64 bits wide. A BAR is only known to be aligned to 4 bytes
         // at build time, which is why their accesses are checked at run time.
 
-        /// The address that the engine reads from.
-        pub(super) DMA_SOURCE(u64) @ 0x80 {
+        /// The address that an engine reads from.
+        pub(super) DMA_SOURCE(u64)[4, stride = 0x20] @ 0x80 {
             63:0 address;
         }
 
-        /// The address that the engine writes to.
-        pub(super) DMA_DESTINATION(u64) @ 0x88 {
+        /// The address that an engine writes to.
+        pub(super) DMA_DESTINATION(u64)[4, stride = 0x20] @ 0x88 {
             63:0 address;
         }
 
-        /// How many bytes the engine moves.
-        pub(super) DMA_COUNT(u64) @ 0x90 {
+        /// How many bytes an engine moves.
+        pub(super) DMA_COUNT(u64)[4, stride = 0x20] @ 0x90 {
             63:0 bytes;
         }
 
-        /// Starts the engine, and returns whether it runs.
-        pub(super) DMA_COMMAND(u64) @ 0x98 {
+        /// Starts an engine, and returns whether it runs.
+        pub(super) DMA_COMMAND(u64)[4, stride = 0x20] @ 0x98 {
             /// Set to start; the device clears it when it is done.
             0:0 run => bool;
             /// From the internal buffer to memory instead of the other way.
             1:1 to_memory => bool;
+            /// Ends the transfer. QEMU's device ignores it.
+            3:3 stop => bool;
+        }
+
+        /// Says how many engines there are. QEMU's device has no such register, which reads as
+        /// ones.
+        pub(super) EXTENSION(u64) @ 0x1000 {
+            39:32 engines;
+            31:0 magic;
         }
     }
+
+    /// The value of the field `magic` of the extension.
+    pub(super) const EXTENDED: u32 = 0x5855_4445;
+
+    /// The maximum number of engines.
+    pub(super) const ENGINES: usize = 4;
 
     /// The value of the field `magic` of the identification.
     pub(super) const MAGIC: u8 = 0xed;
 
-    /// Where the engine finds the internal buffer.
-    pub(super) const INTERNAL: u64 = 0x40000;
+    /// Where the first engine finds its internal buffer. The others follow.
+    const INTERNAL: u64 = 0x40000;
+
+    /// Where an engine finds its internal buffer.
+    pub(super) fn internal(engine: usize) -> u64 {
+        // CAST: `usize` fits 64 bits. OVERFLOW: There are at most `ENGINES`.
+        INTERNAL + (engine * super::PIECE) as u64
+    }
 
     /// The size of the part of the BAR that is in use.
-    pub(super) const END: usize = 0xa0;
+    pub(super) const END: usize = 0x1008;
 }
 
 /// The size of the internal buffer, and so the most that one transfer moves, in bytes.
 pub(crate) const PIECE: usize = 4096;
 
-/// How long a transfer takes at most, many times the nominal 100 ms.
+/// How long a transfer takes at most, many times the 100 ms of QEMU's device.
 const TIMEOUT: Delta = Delta::from_secs(2);
 
-/// How long a transfer takes. The engine is not polled before.
+/// How long a transfer takes QEMU's device, which is not polled before.
 const NOMINAL: Delta = Delta::from_millis(100);
 
-/// How long to sleep between polls of the engine after that.
-const POLL: Delta = Delta::from_millis(2);
+/// How long to sleep after the first poll of another device. Each sleep is longer than the one
+/// before, up to [`LONGEST`].
+const SHORTEST: Delta = Delta::from_micros(20);
+const LONGEST: Delta = Delta::from_millis(2);
+
+/// How long an engine may take to stop.
+const STOP_TIMEOUT: Delta = Delta::from_millis(100);
 
 /// An `edu` device, bound or not.
-#[pin_data]
 pub(crate) struct Edu {
     pdev: ARef<pci::Device>,
     bar: pci::DevresBar<{ regs::END }>,
-    /// The DMA address of the bounce buffer.
-    bounce: u64,
-    #[pin]
-    engine: Mutex<Option<State>>,
+    /// It is not QEMU's device.
+    is_fast: bool,
+    /// The bounce buffers, by their DMA addresses.
+    bounces: KVec<Segment>,
+    /// One for each engine. A task takes one at a time.
+    engines: KVec<Pin<KBox<Mutex<Option<State>>>>>,
+    /// The engine that the next task waits for, if all are in use.
+    next: Atomic<usize>,
 }
 
-/// The buffers of the task that holds the engine.
+/// The buffers of the task that holds an engine.
 struct State {
     bounce: Coherent<[u8]>,
     /// The bytes that are copied to or from the bounce buffer.
@@ -155,26 +197,55 @@ impl Edu {
             return Err(ENODEV);
         }
 
-        let memory = Coherent::<u8>::zeroed_slice(pdev.as_ref(), PIECE, GFP_KERNEL)?;
-        let scratch = KBox::new([0; PIECE], GFP_KERNEL)?;
-        let bar = bar.into_devres()?;
+        let extension = bar.try_read(regs::EXTENSION)?;
+        let is_fast = extension.magic().get() == u64::from(regs::EXTENDED);
+        let count = if is_fast {
+            usize::try_from(extension.engines().get())?.clamp(1, regs::ENGINES)
+        } else {
+            1
+        };
 
-        Arc::pin_init(
-            pin_init!(Self {
+        let mut bounces = KVec::with_capacity(count, GFP_KERNEL)?;
+        let mut engines = KVec::with_capacity(count, GFP_KERNEL)?;
+        for _ in 0..count {
+            let memory = Coherent::<u8>::zeroed_slice(pdev.as_ref(), PIECE, GFP_KERNEL)?;
+            let scratch = KBox::new([0; PIECE], GFP_KERNEL)?;
+
+            bounces.push(
+                Segment {
+                    address: memory.dma_address(),
+                    // CAST: 4096 fits 64 bits.
+                    length: PIECE as u64,
+                },
+                GFP_KERNEL,
+            )?;
+            engines.push(
+                KBox::pin_init(
+                    new_mutex!(
+                        Some(State {
+                            bounce: memory,
+                            scratch,
+                            scrub: 0
+                        }),
+                        "edu_peer::engine"
+                    ),
+                    GFP_KERNEL,
+                )?,
+                GFP_KERNEL,
+            )?;
+        }
+
+        Ok(Arc::new(
+            Self {
                 pdev: pdev.into(),
-                bar,
-                bounce: memory.dma_address(),
-                engine <- new_mutex!(
-                    Some(State {
-                        bounce: memory,
-                        scratch,
-                        scrub: 0
-                    }),
-                    "edu_peer::engine"
-                ),
-            }),
+                bar: bar.into_devres()?,
+                is_fast,
+                bounces,
+                engines,
+                next: Atomic::new(0),
+            },
             GFP_KERNEL,
-        )
+        )?)
     }
 
     /// The PCI device.
@@ -182,13 +253,9 @@ impl Edu {
         &self.pdev
     }
 
-    /// The bounce buffer, by its DMA address.
-    pub(crate) fn own_memory(&self) -> Segment {
-        Segment {
-            address: self.bounce,
-            // CAST: 4096 fits 64 bits.
-            length: PIECE as u64,
-        }
+    /// The bounce buffers, by their DMA addresses.
+    pub(crate) fn own_memory(&self) -> &[Segment] {
+        &self.bounces
     }
 
     /// Fails with `ENODEV` if the driver is not bound any more.
@@ -199,87 +266,166 @@ impl Edu {
         self.bar.try_access().map(|_| ()).ok_or(ENODEV)
     }
 
-    /// Locks the engine, which waits for other users of it.
+    /// Locks an engine. Waits for other users if all are in use.
     ///
     /// # Errors
     ///
     /// `ENODEV` if the driver is not bound any more.
     pub(crate) fn engine(&self) -> Result<Engine<'_>> {
-        let state = self.engine.lock();
+        let idle = self
+            .engines
+            .iter()
+            .enumerate()
+            .find_map(|(number, engine)| Some((number, engine.try_lock()?)));
+        let (number, state) = match idle {
+            Some(idle) => idle,
+            None => {
+                let number = self.next.fetch_add(1, Relaxed) % self.engines.len();
+
+                (number, self.engines.get(number).ok_or(ENODEV)?.lock())
+            }
+        };
         if state.is_none() {
             return Err(ENODEV);
         }
 
-        Ok(Engine { edu: self, state })
+        Ok(Engine {
+            edu: self,
+            number,
+            state,
+        })
     }
 
-    /// Waits for the transfer in progress, and frees the memory that must not outlive the binding
+    /// Waits for the transfers in progress, and frees the memory that must not outlive the binding
     /// of the driver.
     pub(crate) fn revoke(&self) {
-        let state = self.engine.lock().take();
+        for engine in &self.engines {
+            let state = engine.lock().take();
 
-        // The drop frees DMA memory, for which no lock must be held.
-        drop(state);
+            // The drop frees DMA memory, for which no lock must be held.
+            drop(state);
+        }
     }
 
-    /// Makes the engine move `count` bytes, and waits until it has finished.
+    /// Whether an engine runs. The answer of the device proves that all its writes of earlier
+    /// transfers have arrived.
+    fn is_running(&self, engine: usize) -> Result<bool> {
+        let command = regs::DMA_COMMAND::try_at(engine).ok_or(EINVAL)?;
+        // The guard is an RCU reader; nothing may sleep while it is held.
+        let bar = self.bar.try_access().ok_or(ENODEV)?;
+
+        Ok(bar.try_read(command)?.run())
+    }
+
+    /// Makes an engine move `count` bytes, and waits until it has finished.
+    ///
+    /// An engine that does not finish is stopped. One that does not even stop, such as that of
+    /// QEMU's device, is not used again before it has.
     ///
     /// # Errors
     ///
     /// - `ETIMEDOUT` if it does not finish, or has not finished the transfer before.
     /// - `ENODEV` if the driver is not bound any more.
-    fn run(&self, source: u64, destination: u64, count: usize, to_memory: bool) -> Result {
+    fn run(
+        &self,
+        engine: usize,
+        source: u64,
+        destination: u64,
+        count: usize,
+        to_memory: bool,
+    ) -> Result {
+        // The engine ignores a new command while it runs.
+        if self.is_running(engine)? {
+            return Err(ETIMEDOUT);
+        }
         {
-            // The guard is an RCU reader; nothing may sleep in here.
             let bar = self.bar.try_access().ok_or(ENODEV)?;
 
-            // The engine ignores a new command while it runs.
-            if bar.try_read(regs::DMA_COMMAND)?.run() {
-                return Err(ETIMEDOUT);
-            }
-
-            bar.try_write_reg(regs::DMA_SOURCE::from(source))?;
-            bar.try_write_reg(regs::DMA_DESTINATION::from(destination))?;
-            // CAST: `usize` fits 64 bits.
-            bar.try_write_reg(regs::DMA_COUNT::from(count as u64))?;
-            bar.try_write_reg(
+            bar.try_write(
+                Array::try_at(engine).ok_or(EINVAL)?,
+                regs::DMA_SOURCE::from(source),
+            )?;
+            bar.try_write(
+                Array::try_at(engine).ok_or(EINVAL)?,
+                regs::DMA_DESTINATION::from(destination),
+            )?;
+            bar.try_write(
+                Array::try_at(engine).ok_or(EINVAL)?,
+                // CAST: `usize` fits 64 bits.
+                regs::DMA_COUNT::from(count as u64),
+            )?;
+            bar.try_write(
+                Array::try_at(engine).ok_or(EINVAL)?,
                 regs::DMA_COMMAND::zeroed()
                     .with_run(true)
                     .with_to_memory(to_memory),
             )?;
         }
 
-        fsleep(NOMINAL);
-        read_poll_timeout(
-            || {
-                let bar = self.bar.try_access().ok_or(ENODEV)?;
-                Ok(bar.try_read(regs::DMA_COMMAND)?.run())
-            },
-            |running| !*running,
-            POLL,
-            TIMEOUT,
-        )
-        .inspect_err(|e| {
-            dev_err!(
-                self.pdev,
-                "transfer of {:#x} bytes from {:#x} to {:#x} failed: {:?}\n",
-                count,
-                source,
-                destination,
-                e
-            );
-        })?;
+        let begin = Instant::<Monotonic>::now();
+        let mut pause = if self.is_fast {
+            SHORTEST
+        } else {
+            fsleep(NOMINAL);
+            LONGEST
+        };
+        loop {
+            // Before the poll, so that a task that was not scheduled for long looks once more.
+            let is_late = begin.elapsed() > TIMEOUT;
 
-        Ok(())
+            if !self.is_running(engine)? {
+                return Ok(());
+            }
+            if is_late {
+                break;
+            }
+            fsleep(pause);
+            pause = (pause + pause).min(LONGEST);
+        }
+
+        dev_err!(
+            self.pdev,
+            "transfer of {:#x} bytes from {:#x} to {:#x} timed out\n",
+            count,
+            source,
+            destination
+        );
+        self.stop(engine);
+        Err(ETIMEDOUT)
+    }
+
+    /// Ends the transfer of an engine, which accesses no memory any more then.
+    fn stop(&self, engine: usize) {
+        let stopped = || -> Result {
+            let bar = self.bar.try_access().ok_or(ENODEV)?;
+
+            bar.try_write(
+                Array::try_at(engine).ok_or(EINVAL)?,
+                regs::DMA_COMMAND::zeroed().with_stop(true),
+            )?;
+            drop(bar);
+            read_poll_timeout(
+                || self.is_running(engine),
+                |running| !*running,
+                LONGEST,
+                STOP_TIMEOUT,
+            )?;
+            Ok(())
+        };
+
+        if let Err(e) = stopped() {
+            dev_err!(self.pdev, "engine {} does not stop: {:?}\n", engine, e);
+        }
     }
 }
 
-/// The engine, locked.
+/// An engine, locked.
 ///
 /// One piece of a transfer takes two or three steps. The lock is held from the first to the last,
 /// so that no other user changes the internal buffer in between.
 pub(crate) struct Engine<'a> {
     edu: &'a Edu,
+    number: usize,
     state: Guard<'a, Option<State>, MutexBackend>,
 }
 
@@ -311,14 +457,26 @@ impl Engine<'_> {
     pub(crate) fn send(&mut self, to: Segment) -> Result {
         let count = Self::count(to)?;
 
-        self.edu.run(regs::INTERNAL, to.address, count, true)
+        self.run(regs::internal(self.number), to.address, count, true)
     }
 
     /// Moves `from` to the start of the internal buffer.
     pub(crate) fn receive(&mut self, from: Segment) -> Result {
         let count = Self::count(from)?;
 
-        self.edu.run(from.address, regs::INTERNAL, count, false)
+        self.run(from.address, regs::internal(self.number), count, false)
+    }
+
+    fn run(&self, source: u64, destination: u64, count: usize, to_memory: bool) -> Result {
+        self.edu
+            .run(self.number, source, destination, count, to_memory)
+    }
+
+    /// The DMA address of the bounce buffer.
+    fn bounce(&self) -> Result<u64> {
+        let bounce = self.edu.bounces.get(self.number).ok_or(ENODEV)?;
+
+        Ok(bounce.address)
     }
 
     /// Puts `data` into the internal buffer.
@@ -331,8 +489,12 @@ impl Engine<'_> {
             .ok_or(EINVAL)?
             .copy_from_slice(data);
         state.bounce.copy_from_slice(&*state.scratch);
-        self.edu
-            .run(self.edu.bounce, regs::INTERNAL, data.len(), false)
+        self.run(
+            self.bounce()?,
+            regs::internal(self.number),
+            data.len(),
+            false,
+        )
     }
 
     /// Gets `data` from the internal buffer.
@@ -340,8 +502,12 @@ impl Engine<'_> {
         if data.len() > PIECE {
             return Err(EINVAL);
         }
-        self.edu
-            .run(regs::INTERNAL, self.edu.bounce, data.len(), true)?;
+        self.run(
+            regs::internal(self.number),
+            self.bounce()?,
+            data.len(),
+            true,
+        )?;
 
         let state = (*self.state).as_mut().ok_or(ENODEV)?;
         state.bounce.copy_to_slice(&mut *state.scratch);
@@ -361,7 +527,7 @@ impl Engine<'_> {
         state.scrub = state.scrub.wrapping_add(0x5b);
         state.scratch.fill(state.scrub);
         state.bounce.copy_from_slice(&*state.scratch);
-        self.edu.run(self.edu.bounce, regs::INTERNAL, PIECE, false)
+        self.run(self.bounce()?, regs::internal(self.number), PIECE, false)
     }
 
     /// Returns the size of a transfer, checked against the internal buffer, which the device does

@@ -11,7 +11,7 @@
 //! breaks the contract of dma-buf is refused ([`table`]), and a transfer that did not happen cannot
 //! look like one that did ([`device`]).
 //!
-//! - [`device`]: registers and the DMA engine,
+//! - [`device`]: registers and the DMA engines,
 //! - [`table`]: the rules for scatter tables, and the lookup of an offset in one,
 //! - [`import`]: the attachment, of one of five classes,
 //! - [`job`]: transfers that go on after the call that started them, with a fence,
@@ -33,9 +33,9 @@
 //!    addresses is complete, or its fence is published; or the mirror of memory of a process, held
 //!    while one piece is moved. The kernel takes the mirror when the process changes its page
 //!    table, and when it reclaims memory,
-//! 4. the DMA engine ([`device::Engine`]), held while one piece is moved. The path that leads to
-//!    the signal of a fence takes no other lock. A task that holds the engine only tries to take
-//!    the reservation, and does not wait for it.
+//! 4. a DMA engine ([`device::Engine`]), held while one piece is moved. The path that leads to
+//!    the signal of a fence takes no other lock. A task that holds an engine only tries to take
+//!    the reservation, and does not wait for it. It takes no other engine.
 //!
 //! The unbind of the device is called with 2 held. It takes 4 and, when it detaches the attachments
 //! and unmaps the memory of processes, 3. The invalidation of a mapping is called with 3 held and

@@ -112,7 +112,7 @@ impl fmt::Display for Fault {
 /// Checks the table of a buffer of `size` bytes, which must not cover `own`, memory of the driver.
 ///
 /// Sorts the segments by address, because the search for overlaps would be quadratic otherwise.
-pub(crate) fn check(segments: &mut [Segment], size: u64, own: Segment) -> Result<(), Fault> {
+pub(crate) fn check(segments: &mut [Segment], size: u64, own: &[Segment]) -> Result<(), Fault> {
     for segment in segments.iter() {
         if segment.length == 0 {
             return Err(Fault::Empty(*segment));
@@ -123,8 +123,8 @@ pub(crate) fn check(segments: &mut [Segment], size: u64, own: Segment) -> Result
         if segment.end().is_none() {
             return Err(Fault::Wraps(*segment));
         }
-        if segment.overlaps(&own) {
-            return Err(Fault::Foreign(*segment, own));
+        if let Some(own) = own.iter().find(|own| segment.overlaps(own)) {
+            return Err(Fault::Foreign(*segment, *own));
         }
     }
 
@@ -178,6 +178,7 @@ mod tests {
 
     /// Far from all other addresses of the tests.
     const OWN: Segment = seg(1 << 40, PAGE);
+    const ALL: &[Segment] = &[seg(1 << 50, PAGE), OWN];
 
     const fn seg(address: u64, length: u64) -> Segment {
         Segment { address, length }
@@ -189,14 +190,14 @@ mod tests {
         let last = u64::MAX - 2 * PAGE + 1;
         let mut table = [seg(3 * PAGE, PAGE), seg(last, PAGE), seg(0, 3 * PAGE)];
 
-        assert_eq!(check(&mut table, 5 * PAGE, OWN), Ok(()));
+        assert_eq!(check(&mut table, 5 * PAGE, ALL), Ok(()));
     }
 
     #[test]
     fn an_empty_table_has_no_bytes() {
-        assert_eq!(check(&mut [], 0, OWN), Ok(()));
+        assert_eq!(check(&mut [], 0, ALL), Ok(()));
         assert_eq!(
-            check(&mut [], PAGE, OWN),
+            check(&mut [], PAGE, ALL),
             Err(Fault::Size {
                 sum: Some(0),
                 size: PAGE
@@ -208,7 +209,7 @@ mod tests {
     fn the_sum_is_exact() {
         for size in [PAGE, 3 * PAGE] {
             assert_eq!(
-                check(&mut [seg(0, PAGE), seg(4 * PAGE, PAGE)], size, OWN),
+                check(&mut [seg(0, PAGE), seg(4 * PAGE, PAGE)], size, ALL),
                 Err(Fault::Size {
                     sum: Some(2 * PAGE),
                     size
@@ -223,7 +224,7 @@ mod tests {
 
         // The two segments overlap, too, but the sum is checked first.
         assert_eq!(
-            check(&mut [seg(0, half), seg(0, half)], 0, seg(half, PAGE)),
+            check(&mut [seg(0, half), seg(0, half)], 0, &[seg(half, PAGE)]),
             Err(Fault::Size { sum: None, size: 0 })
         );
     }
@@ -246,7 +247,7 @@ mod tests {
                 Fault::Foreign(seg(OWN.address - PAGE, 3 * PAGE), OWN),
             ),
         ] {
-            assert_eq!(check(&mut [good, bad], PAGE + bad.length, OWN), Err(fault));
+            assert_eq!(check(&mut [good, bad], PAGE + bad.length, ALL), Err(fault));
         }
     }
 
@@ -255,11 +256,11 @@ mod tests {
         let (a, b, c) = (seg(8 * PAGE, 2 * PAGE), seg(0, PAGE), seg(9 * PAGE, PAGE));
 
         assert_eq!(
-            check(&mut [a, b, c], 4 * PAGE, OWN),
+            check(&mut [a, b, c], 4 * PAGE, ALL),
             Err(Fault::Overlap(a, c))
         );
-        assert_eq!(check(&mut [a, b], 3 * PAGE, OWN), Ok(()));
-        assert_eq!(check(&mut [b, b], 2 * PAGE, OWN), Err(Fault::Overlap(b, b)));
+        assert_eq!(check(&mut [a, b], 3 * PAGE, ALL), Ok(()));
+        assert_eq!(check(&mut [b, b], 2 * PAGE, ALL), Err(Fault::Overlap(b, b)));
     }
 
     #[test]

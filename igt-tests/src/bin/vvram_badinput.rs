@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use vvram_tests::drm::{ioctl, ioctl_raw, Drm};
+use vvram_tests::edu;
 use vvram_tests::fixture::{share, works, Expect};
 use vvram_tests::heap;
 use vvram_tests::map::{Map, PAGE};
@@ -625,6 +626,7 @@ fn bad_submits(peer: &Peer, good: &EduPeerTransfer) -> Outcome {
         )?;
     }
     expect_errno("finish of nothing", call(finish, *good), libc::EINVAL)?;
+    let slow = edu::slow()?;
     peer.submit_read(0, 64)?;
     let busy = libc::EBUSY;
     expect_errno("a second submit", peer.submit_read(0, 64), busy)?;
@@ -669,6 +671,7 @@ fn bad_submits(peer: &Peer, good: &EduPeerTransfer) -> Outcome {
             "what was submitted, after all that was refused"
         );
     }
+    drop(slow);
     // FINISH copies no more bytes than the length on input.
     peer.submit_read(0, 64)?;
     let mut data = [0u8; 64];

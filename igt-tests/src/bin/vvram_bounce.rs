@@ -7,6 +7,7 @@
 //! the right time. On a machine without bounce buffers these tests pass, too.
 
 use vvram_tests::drm::EITHER;
+use vvram_tests::edu;
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, placed, setting, Fixture};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::memory::reached;
@@ -62,6 +63,7 @@ fn up() -> Outcome {
 
     let mut data = vec![0u8; LONG * PAGE];
     b.fill(&mut data, 0);
+    let _slow = edu::slow()?;
     peer.submit_write(0, &data)?;
     check!(
         peer.status()?.flags & uapi::EDU_PEER_STATUS_BUSY != 0,

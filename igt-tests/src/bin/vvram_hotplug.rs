@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use vvram_tests::drm::Drm;
+use vvram_tests::edu;
 use vvram_tests::fixture::{patterns, peer_reads, share, works, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
@@ -132,8 +133,12 @@ fn peer() -> Outcome {
         peer.pin_and_map(mode)?;
         peers.push(peer);
     }
+    let slow = edu::slow()?;
     peers[0].submit_read(0, 2 * PAGE)?;
     plug.out(&mut monitor)?;
+    if let Some(slow) = slow {
+        slow.leave();
+    }
     fixture.check_none(&shared.object)?;
     for peer in &peers {
         expect_errno("status of a peer that is gone", peer.status(), libc::ENODEV)?;

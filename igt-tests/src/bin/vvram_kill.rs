@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use vvram_tests::drm::{DmaBuf, Drm};
+use vvram_tests::edu;
 use vvram_tests::fixture::{patterns, peer_reads, peer_writes, share, Expect, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
@@ -53,6 +54,7 @@ fn killed(mode: Mode, reached: Reached) -> Outcome {
     let shared = share(&fixture.drm, 16)?;
     shared.map.fill(a);
     let there = Steps::new()?;
+    let slow = edu::slow()?;
     let mut child = Child::spawn(|| import(&shared.buffer, mode, reached, &there))?;
     there.wait("the importer", LIMIT)?;
     if reached == Reached::Transfer {
@@ -75,6 +77,7 @@ fn killed(mode: Mode, reached: Reached) -> Outcome {
     if let Err(mismatch) = shared.map.verify(a) {
         fail!("the buffer changed: {mismatch}");
     }
+    drop(slow);
     // The device is free for the next one.
     fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
     fixture.peer.map()?;
@@ -114,6 +117,7 @@ fn pinned_transfer() -> Outcome {
 }
 
 fn all_at_once() -> Outcome {
+    let _slow = edu::slow()?;
     let fixture = Fixture::with_route()?;
     let shared = share(&fixture.drm, 4)?;
     let there = Steps::new()?;

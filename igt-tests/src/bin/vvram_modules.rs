@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use vvram_tests::bar_export::{self, Exporter};
 use vvram_tests::drm::Drm;
+use vvram_tests::edu;
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{cpu_reads, patterns, works, Fixture};
 use vvram_tests::map::PAGE;
@@ -210,11 +211,13 @@ fn edu_peer() -> Outcome {
     drop(other);
     peer.finish_read(&mut [0; 4 * PAGE])?;
     drop(fence);
-    // The detach comes in the middle of this transfer, which takes 100 ms.
+    // The detach comes in the middle of this transfer.
+    let slow = edu::slow()?;
     peer.submit_read(0, 4 * PAGE)?;
     let fence = buffer.sync_file(WRITE)?;
     check_eq!(fence.status()?, 0, "status of the fence of a transfer");
     peer.detach()?;
+    drop(slow);
     stays("edu_peer", "a file that has nothing")?;
     let list = object.attachments()?;
     check!(list.is_empty(), "{list:?} is attached");

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{Drm, Gem, EITHER};
+use vvram_tests::edu;
 use vvram_tests::fixture::{
     cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, squeeze, squeeze_idle,
     works, Expect, Fixture,
@@ -642,6 +643,7 @@ fn in_flight() -> Outcome {
     fixture.check_table(peer, &map)?;
     let mut data = vec![0; 4 * PAGE];
     b.fill(&mut data, 0);
+    let _slow = edu::slow()?;
     peer.submit_write(0, &data)?;
     let debugfs = DebugFs::open(&fixture.gpu)?;
     debugfs.write("move", &format!("{} system", object.info()?.id))?;
@@ -674,6 +676,8 @@ fn storm() -> Outcome {
         thread::sleep(Duration::from_millis(1));
         Ok(())
     })?;
+    // A round takes long enough for a move.
+    let _slow = edu::slow_by(Duration::from_millis(10))?;
     let mut invalidated = 0;
     for round in storm.rounds(12) {
         let pattern = a.derive(round);

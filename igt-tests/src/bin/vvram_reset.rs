@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use vvram_tests::drm::Drm;
+use vvram_tests::edu;
 use vvram_tests::fixture::{patterns, peer_reads, peer_writes, share, works, Fixture};
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
@@ -186,6 +187,7 @@ fn mid_transfer() -> Outcome {
     let shared = share(&fixture.drm, 32)?;
     let (pattern, _) = patterns();
     shared.map.fill(pattern);
+    let _slow = edu::slow()?;
     let mut child = Child::spawn(|| {
         let peer = Peer::open()?;
         peer.attach(&shared.buffer, Mode::Dynamic)?;

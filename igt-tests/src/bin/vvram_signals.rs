@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::{DmaBuf, Drm, Gem, EITHER};
+use vvram_tests::edu;
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, placed, share, works, Fixture};
 use vvram_tests::heap;
@@ -35,7 +36,7 @@ const FENCE: &str = "dma_fence_default_wait";
 const LOCK: &str = "drm_ioctl_kernel";
 /// The function in which it waits for room in the queue of a client, `Queue::permit`.
 const ROOM: &str = "6permit";
-/// As much as one asynchronous transfer moves, for which edu takes more than 3 s.
+/// As much as one asynchronous transfer moves, for which a slow edu takes more than 3 s.
 const LONG: usize = uapi::EDU_PEER_SUBMIT_MAX;
 
 /// A copy of a whole object that is made to wait.
@@ -470,6 +471,7 @@ fn submit() -> Outcome {
 
 /// A wait for the end of a transfer, which goes on when the wait is interrupted.
 fn finish() -> Outcome {
+    let _slow = edu::slow()?;
     let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
     let shared = share(&fixture.drm, LONG / PAGE)?;
@@ -498,6 +500,7 @@ fn finish() -> Outcome {
 /// A signal ends a transfer between two pieces, also with SA_RESTART, and the call returns how many
 /// bytes were moved.
 fn transfer() -> Outcome {
+    let _slow = edu::slow()?;
     let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
     let shared = share(&fixture.drm, 16)?;

@@ -9,6 +9,7 @@ use std::fs;
 use std::time::Duration;
 
 use vvram_tests::drm::{DmaBuf, Drm};
+use vvram_tests::edu;
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, share, works, Fixture};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pattern::Pattern;
@@ -21,7 +22,7 @@ use vvram_tests::uapi::{
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// As much as one asynchronous transfer moves, for which edu takes more than 3 s.
+/// As much as one asynchronous transfer moves, for which a slow edu takes more than 3 s.
 const LONG: usize = uapi::EDU_PEER_SUBMIT_MAX / PAGE;
 const BYTES: u64 = uapi::EDU_PEER_SUBMIT_MAX as u64;
 
@@ -193,6 +194,7 @@ fn start(peer: &Peer, pattern: Pattern) -> Outcome {
 /// The begin of a read waits for writes of devices, and the begin of a write waits for reads and
 /// writes.
 fn waits() -> Outcome {
+    let _slow = edu::slow()?;
     let (a, b) = patterns();
     let (drm, peer) = (Drm::open()?, Peer::open()?);
     let (buffer, map, peer) = system(&drm, &peer, a)?;
@@ -226,6 +228,7 @@ extern "C" fn nothing(_signal: libc::c_int) {}
 
 /// A signal ends the wait.
 fn interrupted() -> Outcome {
+    let _slow = edu::slow()?;
     let (a, b) = patterns();
     let (drm, peer) = (Drm::open()?, Peer::open()?);
     let (buffer, _, peer) = system(&drm, &peer, a)?;
@@ -257,6 +260,7 @@ fn interrupted() -> Outcome {
 }
 
 fn poll() -> Outcome {
+    let _slow = edu::slow()?;
     let (a, b) = patterns();
     let (drm, peer) = (Drm::open()?, Peer::open()?);
     let (buffer, map, peer) = system(&drm, &peer, a)?;
@@ -291,6 +295,7 @@ fn poll() -> Outcome {
 }
 
 fn sync_file() -> Outcome {
+    let _slow = edu::slow()?;
     let (a, b) = patterns();
     let (drm, peer) = (Drm::open()?, Peer::open()?);
     let (buffer, _, peer) = system(&drm, &peer, a)?;
@@ -322,6 +327,7 @@ fn sync_file() -> Outcome {
 
 /// There is one transfer at a time, and calls that would unmap or move its mapping are refused.
 fn busy() -> Outcome {
+    let _slow = edu::slow()?;
     let (a, b) = patterns();
     let (drm, peer) = (Drm::open()?, Peer::open()?);
     let other = peer.reopen()?;
@@ -360,6 +366,7 @@ fn busy() -> Outcome {
 
 /// A detach does not wait for the whole transfer.
 fn cancelled() -> Outcome {
+    let _slow = edu::slow()?;
     let (a, b) = patterns();
     let (drm, peer) = (Drm::open()?, Peer::open()?);
     let (buffer, map, peer) = system(&drm, &peer, a)?;
@@ -375,6 +382,7 @@ fn cancelled() -> Outcome {
 
 /// A move waits for the transfer of the importer, and keeps the bytes that it writes.
 fn moves() -> Outcome {
+    let _slow = edu::slow()?;
     let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
     let object = fixture
@@ -414,6 +422,7 @@ fn moves() -> Outcome {
 
 /// An unbind of the exporter waits for the transfers of importers that it revokes.
 fn unbind() -> Outcome {
+    let _slow = edu::slow()?;
     for mode in [Mode::Dynamic, Mode::Revocable] {
         let fixture = Fixture::with_route()?;
         let (_, b) = patterns();
@@ -442,6 +451,7 @@ fn unbind() -> Outcome {
 
 /// An unbind of the peer ends its transfer.
 fn peer_unbind() -> Outcome {
+    let _slow = edu::slow()?;
     let (a, b) = patterns();
     let (drm, peer) = (Drm::open()?, Peer::open()?);
     let edu = vvram_tests::pci::PciDevice::named(peer.name());

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::Drm;
+use vvram_tests::edu;
 use vvram_tests::fixture::{patterns, peer_reads, share, works, Fixture};
 use vvram_tests::foreign::{make, Kind};
 use vvram_tests::map::PAGE;
@@ -409,6 +410,7 @@ fn vmapped() -> Outcome {
 
 /// An unbind in the middle of a transfer of a dynamic importer.
 fn mid_transfer() -> Outcome {
+    let _slow = edu::slow()?;
     let fixture = Fixture::with_route()?;
     let shared = share(&fixture.drm, 32)?;
     let there = Steps::new()?;
@@ -516,6 +518,7 @@ fn peer_unbind() -> Outcome {
 }
 
 fn peer_mid_transfer() -> Outcome {
+    let _slow = edu::slow()?;
     let fixture = Fixture::with_route()?;
     let shared = share(&fixture.drm, 32)?;
     let there = Steps::new()?;

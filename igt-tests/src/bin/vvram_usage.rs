@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{Drm, EITHER};
+use vvram_tests::edu;
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::Fixture;
@@ -136,6 +137,7 @@ fn peer() -> Outcome {
     says(drm, "attached", want, 0)?;
     peer.pin_and_map(Mode::Revocable)?;
     says(drm, "pinned and mapped", want, 16)?;
+    let slow = edu::slow()?;
     peer.submit_read(0, 16 * PAGE)?;
     let during = usage(drm)?;
     let busy = peer.status()?.flags & uapi::EDU_PEER_STATUS_BUSY;
@@ -143,6 +145,7 @@ fn peer() -> Outcome {
     want[0].active = 16;
     check_eq!(during, (want, 16), "usage during a transfer");
     peer.detach()?;
+    drop(slow);
     want[0].active = 0;
     says(drm, "detached", want, 0)?;
     drop(buffer);

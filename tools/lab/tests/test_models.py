@@ -102,9 +102,10 @@ class Running(unittest.TestCase):
             pass
         self.assertEqual((self.folder / models.REMOVED).read_text(), "removed gpu-b\n")
 
-    def test_most_boots_have_none(self):
+    def test_exact_boots_have_none(self):
         kernel = mock.Mock(share=self.share, folder=self.share, box=Box())
-        devices = models.Models(kernel, plan.test(["x"], topologies.find("switch")))
+        boot = dataclasses.replace(plan.test(["x"], topologies.find("switch")), exact=True)
+        devices = models.Models(kernel, boot)
         box = Box()
         self.assertIs(devices.inside(box), box)
         with devices.running():
@@ -117,26 +118,60 @@ class Running(unittest.TestCase):
 
 
 class CommandLines(unittest.TestCase):
+    MACHINES = (*topologies.MODELS, *map(topologies.modelled, topologies.ALL))
+
     def test_each_device_of_the_program_is_one_of_qemu(self):
-        for topology in topologies.MODELS:
+        for topology in self.MACHINES:
             said = models.arguments(topology, models.SIZES)
             sockets = [dict(part.split("=") for part in word.split(",") if "=" in part)["socket"]
                        for word in said if word.startswith("socket=")]
             devices = [json.loads(word) for word in topology.machine if word.startswith("{")]
-            self.assertEqual([device["driver"] for device in devices], ["vfio-user-pci"] * 2)
-            self.assertEqual([device["socket"]["path"] for device in devices], sockets)
-            self.assertEqual([device["id"] for device in devices], list(topology.models))
+            self.assertEqual({device["driver"] for device in devices}, {"vfio-user-pci"})
+            self.assertCountEqual([device["socket"]["path"] for device in devices], sockets)
+            self.assertCountEqual([device["id"] for device in devices], topology.models)
 
-    def test_a_device_behind_an_iommu_is_strict(self):
-        for topology in topologies.MODELS:
-            strict = [",strict" in word for word in models.arguments(topology, models.SIZES)
-                      if word.startswith("socket=")]
-            self.assertEqual(strict, [topology.name == "gpu-intel-iommu"] * 2)
+    def test_a_device_that_an_iommu_tells_all_is_strict(self):
+        for topology in self.MACHINES:
+            strict = {",strict" in word for word in models.arguments(topology, models.SIZES)
+                      if word.startswith("socket=")}
+            self.assertEqual(strict, {any("intel-iommu" in word for word in topology.machine)})
 
     def test_an_iommu_tells_the_devices_what_it_maps(self):
-        for topology in topologies.MODELS:
-            iommus = [word for word in topology.machine if "iommu" in word]
+        for topology in self.MACHINES:
+            iommus = [word for word in topology.machine if "intel-iommu" in word]
             self.assertTrue(all("caching-mode=on" in word for word in iommus))
+
+    def test_the_modelled_peer_takes_the_place_of_the_other_one(self):
+        for topology in topologies.ALL:
+            there = topologies.modelled(topology)
+            self.assertEqual(there.models, ("peer", *topology.models))
+            self.assertNotIn("edu,", " ".join(there.machine))
+            changed = [(a, b) for a, b in zip(topology.machine, there.machine) if a != b]
+            [(qemu_edu, model)] = [pair for pair in changed if "iommu" not in pair[0]]
+            place = dict(word.split("=") for word in qemu_edu.split(",")[1:])
+            del place["dma_mask"]
+            self.assertLessEqual(place.items(), json.loads(model).items())
+
+    def test_the_kind_of_each_device_is_told(self):
+        peer, *gpus = topologies.modelled(GPU).models
+        said = models.arguments(topologies.modelled(GPU), "vram=1G")
+        self.assertEqual(said[1:3], ["--edu", f"socket=/build/sockets/{peer}.sock,name={peer}"])
+        self.assertEqual(said[3::2], ["--gpu"] * len(gpus))
+        self.assertTrue(all(word.endswith(",vram=1G") for word in said[4::2]))
+
+    def test_qemus_edu_can_be_had(self):
+        for chosen, original in ({}, False), ({"EDU": "qemu"}, True):
+            with mock.patch.dict(os.environ, chosen):
+                boot = plan.test(["x"], topologies.find("intel-iommu"))
+            self.assertEqual(boot.machine is boot.topology, original)
+
+    def test_each_kind_of_route_is_also_shown_by_a_device_of_others(self):
+        def kind(boot):
+            return boot.topology.decision, boot.topology.is_translated
+
+        boots = [boot for boot in plan.check() if boot.job == "igt"]
+        self.assertEqual({kind(boot) for boot in boots if boot.original},
+                         {kind(boot) for boot in boots})
 
     def test_sizes_can_be_chosen(self):
         boot = plan.test(["x"], GPU)
@@ -148,8 +183,10 @@ class CommandLines(unittest.TestCase):
 
     def test_their_memory_can_be_mapped_by_others(self):
         machine = qemu.Machine(mock.Mock(cmdline=""), "/image")
-        for name, shared in (("gpu-switch", True), ("switch", False)):
-            argv = machine.argv(plan.test(["x"], topologies.find(name)), ())
+        for name, exact, shared in (("gpu-switch", True, True), ("switch", True, False),
+                                    ("switch", False, True)):
+            boot = dataclasses.replace(plan.test(["x"], topologies.find(name)), exact=exact)
+            argv = machine.argv(boot, ())
             memory = [word for word in argv if word.startswith("memory-backend-")]
             files = [word for word in memory if word.startswith("memory-backend-memfd")]
             self.assertEqual(len(files), 2 if shared else 0)
@@ -164,9 +201,10 @@ class Judged(unittest.TestCase):
         self.share = Path(self.enterContext(tempfile.TemporaryDirectory()))
         (self.share / "bin").mkdir()
 
-    def outcome(self, topology=GPU, **texts):
+    def outcome(self, topology=GPU, original=False, **texts):
         """A boot that left these files."""
-        boot = dataclasses.replace(plan.igt("check-a", topology, ("x",)), name=f"check-{len(texts)}")
+        boot = dataclasses.replace(plan.igt("check-a", topology, ("x",)),
+                                   name=f"check-{len(texts)}", original=original)
         results = self.share / "results" / boot.name
         results.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -191,7 +229,7 @@ class Judged(unittest.TestCase):
         self.assertFalse(check.is_late(outcome, [v for v in failed if v.name.endswith("model log")]))
 
     def test_without_devices_there_is_no_verdict(self):
-        found = self.verdicts(self.outcome(topologies.find("switch")))
+        found = self.verdicts(self.outcome(topologies.find("switch"), original=True))
         self.assertNotIn("model log", found)
 
     def test_what_qemu_says_of_a_removed_device_is_expected(self):

@@ -6,6 +6,7 @@ command made for the test.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import errno
 import http.server
@@ -296,7 +297,8 @@ class Sandboxed(unittest.TestCase):
     def test_each_boot_has_a_limit_of_its_own(self):
         with tempfile.TemporaryDirectory() as folder:
             built = mock.MagicMock(share=Path(folder), box=sandbox.Sandbox("/root-of-it"), cmdline="")
-            boot = plan.test(["vvram_create"], topologies.TOPOLOGIES[0])
+            boot = dataclasses.replace(plan.test(["vvram_create"], topologies.TOPOLOGIES[0]),
+                                       original=True)
             with mock.patch("commands.run", return_value=0) as run:
                 qemu.Machine(built, Path("/image")).run(boot, 0)
         argv = run.call_args_list[0].args[0]

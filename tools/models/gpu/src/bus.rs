@@ -6,6 +6,7 @@ use std::fmt;
 
 use vfio_user::port::Dma;
 use vfio_user::port::Refused;
+use vfio_user::report::Forbidden;
 
 use crate::device::Gpu;
 use crate::pages::Place;
@@ -78,7 +79,7 @@ impl Bus<'_> {
         result.map_err(|refused| match refused {
             Refused::Reset => Stop::Reset,
             Refused::Unmapped { address } | Refused::NoMaster { address } => {
-                self.report(Broken::Dma { refused, write });
+                self.report(Broken::Dma(Forbidden { refused, write }));
                 Fault::at(error::DMA, address, write)
             }
         })
@@ -92,7 +93,7 @@ impl Bus<'_> {
 
     /// Reports that a rule was broken.
     pub fn report(&self, broken: Broken) {
-        self.gpu.reports.report(&self.gpu.port, &self.who, broken);
+        self.gpu.reports.report(&self.gpu.port, &self.who, &broken);
     }
 
     fn in_vram(&self, offset: u64, bytes: usize, write: bool) -> Result<(), Stop> {

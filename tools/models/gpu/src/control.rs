@@ -202,6 +202,6 @@ fn view(bus: Bus<'_>, limits: Limits) -> Result<View, Stop> {
 /// Reports the broken rules in the aperture.
 pub fn report_all(gpu: &Gpu, found: Vec<Broken>) {
     for broken in found {
-        gpu.reports.report(&gpu.port, &Who::Aperture, broken);
+        gpu.reports.report(&gpu.port, &Who::Aperture, &broken);
     }
 }

@@ -14,6 +14,7 @@ use std::thread;
 use vfio_user::config::Identity;
 use vfio_user::port::Bar;
 use vfio_user::port::Port;
+use vfio_user::report::Reports;
 use vfio_user::server::After;
 use vfio_user::server::Device;
 use vfio_user::switch::Switch;
@@ -21,10 +22,8 @@ use vfio_user::switch::Switch;
 use crate::control;
 use crate::control::Control;
 use crate::control::Invalidate;
-use crate::options::Options;
 use crate::registers;
 use crate::registers::inject;
-use crate::report::Reports;
 use crate::ring;
 use crate::ring::Origin;
 use crate::ring::Ring;
@@ -40,6 +39,18 @@ const IDENTITY: Identity = Identity {
 };
 const REGISTERS: usize = 0;
 const APERTURE: usize = 2;
+
+/// What differs from one device to another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The name in the log.
+    pub name: String,
+    /// Bytes of VRAM and of the aperture.
+    pub vram: u64,
+    pub aperture: u64,
+    /// It is behind an IOMMU that reports its mappings.
+    pub strict: bool,
+}
 
 /// The registers that are not those of a ring.
 #[derive(Default)]
@@ -119,13 +130,6 @@ impl Gpu {
         let controlled = gpu.clone();
         thread::spawn(move || control::run(&controlled));
         Ok(gpu)
-    }
-
-    /// Whether a client has it, or the state that the last client left is not checked yet.
-    pub fn is_busy(&self) -> bool {
-        self.plugged.load(Ordering::SeqCst)
-            || self.control.is_busy()
-            || self.rings.iter().any(Ring::is_busy)
     }
 
     fn registers(&self) -> MutexGuard<'_, Registers> {
@@ -350,6 +354,12 @@ impl Device for Gpu {
         &self.port
     }
 
+    fn is_busy(&self) -> bool {
+        self.plugged.load(Ordering::SeqCst)
+            || self.control.is_busy()
+            || self.rings.iter().any(Ring::is_busy)
+    }
+
     fn read(&self, _: usize, offset: u64, to: &mut [u8]) {
         let mut at = offset;
         for to in to.chunks_mut(4) {
@@ -459,7 +469,6 @@ mod tests {
     /// answers. The translation of the second page is one that was kept before.
     fn between_pages() -> (Arc<Gpu>, Client) {
         let options = Options {
-            socket: "/unused".into(),
             name: "gpu".to_owned(),
             vram: 1 << 20,
             aperture: 1 << 20,

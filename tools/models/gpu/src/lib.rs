@@ -7,7 +7,6 @@ mod control;
 pub mod device;
 mod engine;
 mod entry;
-pub mod options;
 mod pages;
 pub mod registers;
 mod report;

@@ -13,6 +13,7 @@ pub mod interrupts;
 pub mod memory;
 pub mod message;
 pub mod port;
+pub mod report;
 pub mod server;
 pub mod socket;
 pub mod switch;

@@ -227,7 +227,8 @@ pub struct Epoch(u64);
 /// Access to the bus by a device since its last reset.
 ///
 /// The thread that serves the connection must not call its functions, nor may a caller hold a lock
-/// that this thread takes, because the client may have to be asked.
+/// that this thread takes, because the client may have to be asked. It is not asked where
+/// [`Self::is_direct`] says so.
 #[derive(Clone, Copy)]
 pub struct Dma<'a> {
     port: &'a Port,
@@ -282,6 +283,19 @@ impl Dma<'_> {
             Failed::Gone => Refused::Reset,
             Failed::Errno(_) => Refused::Unmapped { address },
         }
+    }
+
+    /// Whether the process has all of a range, so that an access does not ask the client.
+    pub fn is_direct(&self, address: u64, bytes: u64, access: u32) -> Result<bool, Refused> {
+        let mut done = 0;
+        while done < bytes {
+            let at = address.wrapping_add(done);
+            match self.direct(at, bytes - done, access, |_, _, bytes| bytes)? {
+                Some(bytes) => done += bytes as u64,
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
     }
 
     /// Reads from the bus.

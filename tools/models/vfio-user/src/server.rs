@@ -62,6 +62,9 @@ pub trait Device: Send + Sync {
 
     /// The client is gone, and so are all its mappings.
     fn disconnected(&self, removed: bool);
+
+    /// Whether a client has it, or the state that the last client left is not checked yet.
+    fn is_busy(&self) -> bool;
 }
 
 /// Serves one client after the other. It only returns if the socket fails.

@@ -127,6 +127,10 @@ impl Device for Plain {
     }
 
     fn disconnected(&self, _: bool) {}
+
+    fn is_busy(&self) -> bool {
+        false
+    }
 }
 
 #[test]

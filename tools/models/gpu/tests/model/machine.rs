@@ -21,7 +21,7 @@ use client::COMMAND_ON;
 use client::CONFIG;
 use client::PATIENCE;
 use gpu::device::Gpu;
-use gpu::options::Options;
+use gpu::device::Options;
 use gpu::registers;
 use gpu::registers::status;
 use vfio_user::memory::Memory;
@@ -29,6 +29,7 @@ use vfio_user::memory::PAGE;
 use vfio_user::message::command;
 use vfio_user::message::Body;
 use vfio_user::server;
+use vfio_user::server::Device;
 use vfio_user::switch::Switch;
 
 pub const VRAM: u64 = 4 << 20;
@@ -83,7 +84,6 @@ impl Slot {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("gpu-{}-{number}.sock", process::id()));
         let mut options = Options {
-            socket: path.clone(),
             name: "gpu".to_owned(),
             vram: VRAM,
             aperture: APERTURE,

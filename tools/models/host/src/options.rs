@@ -5,10 +5,11 @@
 use std::path::PathBuf;
 
 /// The usage message of the program.
-pub const USAGE: &str =
-    "usage: gpu --device socket=PATH[,name=NAME][,vram=SIZE][,aperture=SIZE][,strict] ...
+pub const USAGE: &str = "usage: models DEVICE ...
+DEVICE: --edu socket=PATH[,name=NAME][,strict]
+        --gpu socket=PATH[,name=NAME][,strict][,vram=SIZE][,aperture=SIZE]
 A SIZE is a power of two of bytes, with K, M or G. The devices are below one switch. A strict one is
-behind an IOMMU. The program ends when its standard input does.";
+behind an IOMMU that reports its mappings. The program ends when its standard input does.";
 
 /// Bytes of VRAM and of the aperture, unless said otherwise.
 const VRAM: u64 = 256 << 20;
@@ -17,14 +18,20 @@ const APERTURE: u64 = 64 << 20;
 const SMALLEST: u64 = 1 << 20;
 const LARGEST: u64 = 1 << 36;
 
+/// The kind of a device, with the settings that only this kind has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Edu,
+    Gpu { vram: u64, aperture: u64 },
+}
+
 /// A device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
+    pub kind: Kind,
     pub socket: PathBuf,
     /// The name in the log; that of the socket if none is given.
     pub name: String,
-    pub vram: u64,
-    pub aperture: u64,
     pub strict: bool,
 }
 
@@ -33,10 +40,15 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Vec<Options>
     let mut devices = Vec::new();
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
-        match (argument.as_str(), arguments.next()) {
-            ("--device", Some(text)) => devices.push(device(&text)?),
+        let kind = match argument.as_str() {
+            "--edu" => Kind::Edu,
+            "--gpu" => Kind::Gpu {
+                vram: VRAM,
+                aperture: APERTURE,
+            },
             _ => return Err(USAGE.to_owned()),
-        }
+        };
+        devices.push(device(kind, &arguments.next().ok_or(USAGE)?)?);
     }
     if devices.is_empty() {
         return Err(USAGE.to_owned());
@@ -44,22 +56,24 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Vec<Options>
     Ok(devices)
 }
 
-fn device(text: &str) -> Result<Options, String> {
+fn device(kind: Kind, text: &str) -> Result<Options, String> {
     let mut options = Options {
+        kind,
         socket: PathBuf::new(),
         name: String::new(),
-        vram: VRAM,
-        aperture: APERTURE,
         strict: false,
     };
     for part in text.split(',') {
-        match part.split_once('=').unwrap_or((part, "")) {
-            ("socket", path) => options.socket = path.into(),
-            ("name", name) => name.clone_into(&mut options.name),
-            ("vram", size) => options.vram = bytes(size)?,
-            ("aperture", size) => options.aperture = bytes(size)?,
-            ("strict", "") => options.strict = true,
-            _ => return Err(format!("{part} is no setting of a device\n{USAGE}")),
+        match (
+            part.split_once('=').unwrap_or((part, "")),
+            &mut options.kind,
+        ) {
+            (("socket", path), _) => options.socket = path.into(),
+            (("name", name), _) => name.clone_into(&mut options.name),
+            (("strict", ""), _) => options.strict = true,
+            (("vram", size), Kind::Gpu { vram, .. }) => *vram = bytes(size)?,
+            (("aperture", size), Kind::Gpu { aperture, .. }) => *aperture = bytes(size)?,
+            _ => return Err(format!("{part} is no setting of this device\n{USAGE}")),
         }
     }
     let Some(stem) = options.socket.file_stem() else {
@@ -98,40 +112,47 @@ mod tests {
     #[test]
     fn devices_have_defaults() {
         let devices = parsed(
-            "--device socket=/tmp/a.sock --device socket=b,name=gpu,vram=64G,aperture=256M,strict",
+            "--gpu socket=/tmp/a.sock --gpu socket=b,name=gpu,vram=64G,aperture=256M,strict \
+             --edu socket=/tmp/peer.sock,strict",
         );
-        let (a, b) = (
-            Options {
-                socket: "/tmp/a.sock".into(),
-                name: "a".into(),
-                vram: 256 << 20,
-                aperture: 64 << 20,
-                strict: false,
-            },
-            Options {
-                socket: "b".into(),
-                name: "gpu".into(),
-                vram: 64 << 30,
-                aperture: 256 << 20,
-                strict: true,
-            },
+        let gpu = |socket: &str, name: &str, vram, aperture, strict| Options {
+            kind: Kind::Gpu { vram, aperture },
+            socket: socket.into(),
+            name: name.into(),
+            strict,
+        };
+        let edu = Options {
+            kind: Kind::Edu,
+            socket: "/tmp/peer.sock".into(),
+            name: "peer".into(),
+            strict: true,
+        };
+        assert_eq!(
+            devices,
+            Ok(vec![
+                gpu("/tmp/a.sock", "a", 256 << 20, 64 << 20, false),
+                gpu("b", "gpu", 64 << 30, 256 << 20, true),
+                edu
+            ])
         );
-        assert_eq!(devices, Ok(vec![a, b]));
     }
 
     #[test]
     fn other_settings_are_refused() {
         for text in [
             "",
-            "--device",
+            "--gpu",
+            "--nic socket=a",
             "socket=a",
-            "--device vram=1G",
-            "--device socket=a,strict=1",
-            "--device socket=a,vram=3M",
-            "--device socket=a,vram=128G",
-            "--device socket=a,vram=18446744073709551615G",
-            "--device socket=a,aperture=4K",
-            "--device socket=a,size=1G",
+            "--gpu vram=1G",
+            "--gpu socket=a,strict=1",
+            "--gpu socket=a,vram=3M",
+            "--gpu socket=a,vram=128G",
+            "--gpu socket=a,vram=18446744073709551615G",
+            "--gpu socket=a,aperture=4K",
+            "--gpu socket=a,size=1G",
+            "--edu name=a",
+            "--edu socket=a,vram=1G",
         ] {
             assert!(parsed(text).is_err(), "{text}");
         }
