@@ -3,11 +3,11 @@
 # The commands of the repository; tools/lab does the work. The kernel's own
 # build reads Kbuild in this folder, never this file.
 
-export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY GPU EDU TEST MUTANT WITHOUT OUT AUTHOR CONFIG
+export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY GPU EDU TEST CALLS TIME MUTANT WITHOUT OUT AUTHOR CONFIG
 
 LAB := python3 -B tools/lab
 
-.PHONY: help demo check soak test rdma bench profile mutants style docs tree deb p2p shell clean python
+.PHONY: help demo check soak test rdma fuzz bench profile mutants style docs tree deb p2p shell clean python
 
 help:
 	@echo 'make demo    build everything, boot every topology, show one table'
@@ -15,6 +15,7 @@ help:
 	@echo 'make soak    pass the tests that take too long to be run with each change'
 	@echo 'make test    pass some tests on one machine: TEST=program[@subtest],... and TOPOLOGY='
 	@echo 'make rdma    pass the tests with RDMA alone, show their bandwidths'
+	@echo 'make fuzz    make random calls, CALLS= of them or for TIME= seconds on each machine'
 	@echo 'make bench   count instructions of moves, exports and mappings'
 	@echo 'make profile show the functions that take the instructions of some figures, on TOPOLOGY='
 	@echo 'make mutants break the code, one place at a time, and check that a test finds it'
@@ -56,6 +57,8 @@ help:
 	@echo '  GPU=sizes       of each modelled GPU of make test and shell: vram=64G,aperture=256M'
 	@echo '  EDU=qemu        the edu of QEMU, which is slow, as the peer of make test'
 	@echo '  MUTANT=id,...   only these mutations of tools/mutants/list.toml'
+	@echo '  CALLS=n TIME=n  of make fuzz (default: a million, half an hour); it takes TOPOLOGY='
+	@echo '                  and FLAVOUR= as well'
 	@echo '  WITHOUT=id,...  build a kernel without the patches whose names begin so'
 	@echo '  KVM=1           run guests under KVM instead of TCG (real time, not reproducible)'
 	@echo
@@ -65,7 +68,7 @@ help:
 	@echo 'they need 13 GB, and 4 GB more for each of FLAVOUR=tree and make deb. A report to'
 	@echo 'look at, report.html, is beside the logs of demo, check, soak, test, rdma and bench.'
 
-demo check soak test rdma bench profile mutants style docs tree deb p2p shell clean: python
+demo check soak test rdma fuzz bench profile mutants style docs tree deb p2p shell clean: python
 	@$(LAB) $@
 
 python:

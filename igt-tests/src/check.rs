@@ -202,6 +202,7 @@ pub fn errno_name(errno: i32) -> String {
         libc::EOVERFLOW => "EOVERFLOW",
         libc::EOPNOTSUPP => "EOPNOTSUPP",
         libc::EADDRINUSE => "EADDRINUSE",
+        libc::ETIME => "ETIME",
         libc::ETIMEDOUT => "ETIMEDOUT",
         libc::EDQUOT => "EDQUOT",
         libc::ECANCELED => "ECANCELED",

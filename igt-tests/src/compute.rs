@@ -139,10 +139,14 @@ const fn number(direction: u64, command: u64, size: usize) -> u64 {
     ioc(direction, DRM, DRM_COMMAND_BASE + command, size)
 }
 
-const VM_CREATE: u64 = number(READ_WRITE, 8, size_of::<VmCreate>());
-const VM_DESTROY: u64 = number(WRITE, 9, size_of::<VmDestroy>());
-const VM_BIND: u64 = number(WRITE, 10, size_of::<VmBind>());
-const EXEC: u64 = number(WRITE, 11, size_of::<Exec>());
+/// VM_CREATE.
+pub const VM_CREATE: u64 = number(READ_WRITE, 8, size_of::<VmCreate>());
+/// VM_DESTROY.
+pub const VM_DESTROY: u64 = number(WRITE, 9, size_of::<VmDestroy>());
+/// VM_BIND.
+pub const VM_BIND: u64 = number(WRITE, 10, size_of::<VmBind>());
+/// EXEC.
+pub const EXEC: u64 = number(WRITE, 11, size_of::<Exec>());
 
 const _: () = {
     // Numbers as the C header computes them.

@@ -105,7 +105,7 @@ pub fn repeats() -> u64 {
 }
 
 /// Name of the driver behind a DRM fd.
-fn driver_name(fd: RawFd) -> Result<String, SysError> {
+pub(crate) fn driver_name(fd: RawFd) -> Result<String, SysError> {
     let mut name = [0u8; 32];
     // SAFETY: all-zero is a valid value: null pointers with lengths of zero.
     let mut version: DrmVersion = unsafe { std::mem::zeroed() };
@@ -285,14 +285,7 @@ impl Drm {
     /// Fails the subtest if there is none within five seconds.
     #[track_caller]
     pub fn open_split(driver: &str, gpu: &PciDevice) -> Result<(Self, String), Stop> {
-        let found = misc::poll(Duration::from_secs(5), || {
-            nodes("renderD", driver)
-                .into_iter()
-                .find_map(|(path, file)| {
-                    let device = auxiliary_of(&path, gpu)?;
-                    Some((Self { file, path }, device))
-                })
-        });
+        let found = misc::poll(Duration::from_secs(5), || Self::try_open_split(driver, gpu));
         match found {
             Some(found) => Ok(found),
             None => Err(Stop::fail(format_args!(
@@ -300,6 +293,16 @@ impl Drm {
                 gpu.name()
             ))),
         }
+    }
+
+    /// As [`Drm::open_split`], if it is there right now.
+    pub fn try_open_split(driver: &str, gpu: &PciDevice) -> Option<(Self, String)> {
+        nodes("renderD", driver)
+            .into_iter()
+            .find_map(|(path, file)| {
+                let device = auxiliary_of(&path, gpu)?;
+                Some((Self { file, path }, device))
+            })
     }
 
     /// Opens a node by its path.
@@ -351,6 +354,20 @@ impl Drm {
             return Err(Stop::fail(format_args!("{name} belongs to no device")));
         };
         Self::open_node(&name, &PciDevice::named(&gpu))
+    }
+
+    /// Opens the same node of any driver once more.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the open.
+    pub fn another(&self) -> Result<Self, SysError> {
+        let file = File::options().read(true).write(true).open(&self.path);
+        let file = file.map_err(|error| SysError::io(self.path.display().to_string(), &error))?;
+        Ok(Self {
+            file,
+            path: self.path.clone(),
+        })
     }
 
     /// The file descriptor.

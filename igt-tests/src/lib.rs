@@ -9,6 +9,7 @@
 #[macro_use]
 mod check;
 
+pub mod badinput;
 pub mod bar_export;
 pub mod cgroup;
 pub mod clients;
@@ -17,6 +18,7 @@ pub mod compat;
 pub mod compute;
 pub mod copy;
 pub mod debugfs;
+pub mod describe;
 pub mod disk;
 pub mod dmirror;
 pub mod drm;
@@ -30,6 +32,7 @@ pub mod figures;
 pub mod fixture;
 pub mod foreign;
 pub mod fragment;
+pub mod fuzz;
 pub mod heap;
 pub mod igt;
 pub mod invariants;

@@ -170,7 +170,7 @@ static ORIGIN: OnceLock<AtomicU64> = OnceLock::new();
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
 /// Mixes two numbers, so that each bit of both affects all bits of the result.
-fn mix(a: u64, b: u64) -> u64 {
+pub(crate) fn mix(a: u64, b: u64) -> u64 {
     let mut word = a;
     for more in [0, 0, b, 0, 0] {
         word ^= more;

@@ -151,7 +151,8 @@ impl Card {
         })
     }
 
-    fn fd(&self) -> RawFd {
+    /// The file descriptor.
+    pub fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }
 

@@ -43,15 +43,28 @@ struct ZeroPage {
     zeropage: i64,
 }
 
+/// `struct uffdio_copy`
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Copy {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    copy: i64,
+}
+
 const IOC_API: u64 = ioc(3, UFFD_API, 0x3f, size_of::<Api>());
 const IOC_REGISTER: u64 = ioc(3, UFFD_API, 0x00, size_of::<Register>());
 const IOC_ZEROPAGE: u64 = ioc(3, UFFD_API, 0x04, size_of::<ZeroPage>());
+const IOC_COPY: u64 = ioc(3, UFFD_API, 0x03, size_of::<Copy>());
 /// Handle accesses to missing pages.
 const MODE_MISSING: u64 = 1;
 
 const _: () = {
     assert!(IOC_API == 0xc018_aa3f);
     assert!(IOC_REGISTER == 0xc020_aa00);
+    assert!(IOC_COPY == 0xc028_aa03);
     assert!(IOC_ZEROPAGE == 0xc020_aa04);
 };
 
@@ -119,6 +132,24 @@ impl<'a> Missing<'a> {
             "no task accesses page {}, which is missing",
             self.page
         );
+        Ok(())
+    }
+
+    /// Supplies the page, with these bytes.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn supply_bytes(self, bytes: &[u8; PAGE]) -> Result<(), SysError> {
+        let mut copy = Copy {
+            dst: self.address(),
+            src: bytes.as_ptr() as u64,
+            len: PAGE as u64,
+            ..Default::default()
+        };
+        ioctl(self.file.as_raw_fd(), IOC_COPY, &mut copy, || {
+            "UFFDIO_COPY".to_string()
+        })?;
         Ok(())
     }
 

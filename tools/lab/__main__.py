@@ -113,6 +113,13 @@ def run_test(work):
                                                     tests.split(","), topology))
 
 
+def run_fuzz(work):
+    """Make random calls, on several machines or on the one named by TOPOLOGY=."""
+    kernel.need_checks()
+    chosen_topology()
+    return tally.close(work.console, check.run_fuzz(work, pipeline.everything(work)))
+
+
 def run_bench(work):
     """Measure, and meet every target."""
     bench.run(work, with_rdma(work, bench.FLAVOUR))
@@ -191,11 +198,12 @@ def run_clean(work):
 
 
 COMMANDS = {"demo": run_demo, "check": run_check, "soak": run_soak, "test": run_test,
-            "rdma": run_rdma, "bench": run_bench, "profile": run_profile, "mutants": run_mutants,
+            "rdma": run_rdma, "fuzz": run_fuzz, "bench": run_bench, "profile": run_profile,
+            "mutants": run_mutants,
             "style": run_style, "docs": run_docs, "tree": run_tree, "deb": run_deb, "p2p": run_p2p,
             "shell": run_shell, "clean": run_clean}
 # The commands that leave an HTML report.
-REPORTED = ("demo", "check", "soak", "test", "rdma", "bench")
+REPORTED = ("demo", "check", "soak", "test", "rdma", "fuzz", "bench")
 # The exceptions that end a command early.
 ENDS = (steps.LabError, OSError, commands.Interrupted)
 

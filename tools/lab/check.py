@@ -206,6 +206,11 @@ def run_rdma(steps, built):
     return verdicts
 
 
+def run_fuzz(steps, built):
+    """Run the random calls and nothing else; return the verdicts."""
+    return booted(steps, built, "boot the fuzzer", plan.fuzz())
+
+
 def booted(steps, built, title, boots):
     """Run boots and nothing else; return their verdicts."""
     lists = Lists.of(built)

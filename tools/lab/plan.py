@@ -54,7 +54,7 @@ PAIR = ("pair_copy", "pair_import")                                             
 GPU_BOTH = ("mgpu_aperture", "mgpu_gone", "mgpu_model", "mgpu_peer", "mgpu_unbind")
 GPU_PEERS = (*GPU_BOTH, "mgpu_evict@import-*")
 GPU_KINDS = (*GPU_BOTH, "mgpu_evict", "mgpu_exec", "mgpu_vm")
-GPU_ONCE = ("mgpu_engine", "mgpu_queue", "mgpu_recover", "mgpu_reset")
+GPU_ONCE = ("mgpu_badinput", "mgpu_engine", "mgpu_queue", "mgpu_recover", "mgpu_reset")
 # Those of their tests that wait for a timeout, or hang until the device is unbound or removed,
 # which does not depend on the kind of address: once.
 GPU_HUNG = ("mgpu_exec@hang", "mgpu_gone@removed-in-invalidation", "mgpu_gone@removed-in-reset")
@@ -98,6 +98,12 @@ ORIGINAL = tuple(f"vvram_p2p@{subtest}" for subtest in (
     "across-ranges", "dynamic", "iova-offset", "last-byte", "pinned", "revocable", "system-heap",
     "two-files", "unaligned"))
 ORIGINAL_ON = ("switch", "host-bridge", "intel-iommu", "no-route")
+# Random calls: the machine of `make check`, those of `make fuzz`, and its default numbers.
+FUZZ = ("fuzz_calls",)
+FUZZ_SHORT = "gpu-switch"
+FUZZ_LONG = ("pair-switch", "gpu-switch", "intel-iommu")
+FUZZ_CALLS = 1_000_000
+FUZZ_SECONDS = 1800
 # With a NIC: everywhere, for each kind of address, and once.
 RDMA = ("rdma_matrix",)
 RDMA_KINDS = ("rdma_life",)
@@ -151,13 +157,15 @@ BUSY = 1.0
 
 def check():
     """The boots of `make check`."""
-    return [*kunit(), *own(), *disks(), *gpus(), *rdma_boots()]
+    return [*kunit(), *own(), *disks(), *gpus(), *rdma_boots(),
+            fuzz_boot("check-fuzz", topologies.find(FUZZ_SHORT))]
 
 
 def sanitized():
     """The boots of `make soak` on a kernel with a sanitizer: all programs of the project."""
     return [*kunit(), *own(), *disks(), *gpus(), *own_rdma(),
-            igt("soak-faults", SWITCH, FAULTS, VVRAM_SOAK=SOAK), gpu_faults()]
+            igt("soak-faults", SWITCH, FAULTS, VVRAM_SOAK=SOAK), gpu_faults(),
+            *(fuzz() if kernel.flavour() != "kmemleak" else ())]
 
 
 def gpu_faults():
@@ -233,6 +241,27 @@ def gpus():
                    *TOOL_EVERYWHERE), GPU_LOAD, LAB_EXCEPT=",".join(
                        GPU_HUNG if translated(topology) else (*GPU_HUNG, *GPU_HUNG_DMA)))
               for topology in others]]
+
+
+def fuzz():
+    """The boots of `make fuzz`: random calls, as many as CALLS= says or for TIME= seconds."""
+    chosen = os.environ.get("TOPOLOGY")
+    machines = [chosen] if chosen else FUZZ_LONG
+    calls = qemu.number("CALLS", FUZZ_CALLS) // len(machines)
+    return [fuzz_boot(f"fuzz-{name}", topologies.find(name), VVRAM_FUZZ_CALLS=calls,
+                      VVRAM_FUZZ_TIME=qemu.number("TIME", FUZZ_SECONDS), VVRAM_SOAK=SOAK)
+            for name in machines]
+
+
+def fuzz_boot(name, topology, **settings):
+    """A boot with random calls, and with devices for all drivers and a disk.
+
+    Without the memory controller, because an eviction of memory that a CPU takes back at the same
+    time makes the kernel loop for ever with it, which is finding F2.
+    """
+    boot = igt(name, topology, FUZZ, GPU_LOAD, **settings)
+    return dataclasses.replace(boot, arguments=topologies.spare(topology),
+                               cmdline="cgroup_disable=memory")
 
 
 def variant(name, topology=SWITCH):

@@ -232,6 +232,21 @@ def modelled(topology):
                                models=(models.PEER, *topology.models))
 
 
+def spare(topology):
+    """More devices for a machine: two GPUs, for other drivers than vvram, and a disk."""
+    below = "bus=up" in " ".join(topology.machine)
+    devices = [*[f"ivshmem-plain,memdev=spare{number}" for number in (1, 2)], NVME]
+    words = [word for number in (1, 2) for word in
+             ("-object", f"memory-backend-ram,id=spare{number},size=16M,share=on")]
+    words += DISK
+    for number, device in enumerate(devices, 10):
+        port = (f"xio3130-downstream,id=spare-port{number},bus=up,slot={number}" if below
+                else f"pcie-root-port,id=spare-port{number}")
+        words += ("-device", f"{port},chassis={number}",
+                  "-device", f"{device},bus=spare-port{number}")
+    return tuple(words)
+
+
 ALL = TOPOLOGIES + PAIRS + RDMA + DISKS + MODELS
 
 

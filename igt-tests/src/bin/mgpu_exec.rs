@@ -496,9 +496,6 @@ fn bad_input() -> Outcome {
         |what: &str, result: Result<(), SysError>| expect_errno(what, result, libc::EINVAL);
     bench.results.set(1);
     for op in [
-        Op { code: 4, ..good },
-        Op { pad: 1, ..good },
-        Op { size: 0, ..good },
         Op {
             size: (64 << 20) + 1,
             ..good
@@ -543,69 +540,6 @@ fn bad_input() -> Outcome {
     let ops = vec![good; OPS_MAX + 1];
     refused("too many operations", bench.vm.exec(&ops).map(drop))?;
     let argument = bench.vm.argument(&ops[..1]);
-    for bad in [
-        Exec {
-            flags: 1,
-            ..argument
-        },
-        Exec { pad: 1, ..argument },
-        Exec {
-            op_count: 0,
-            ..argument
-        },
-        Exec {
-            op_size: 32,
-            ..argument
-        },
-        Exec {
-            op_size: 44,
-            ..argument
-        },
-        Exec {
-            op_size: 4104,
-            ..argument
-        },
-        Exec {
-            in_count: 65,
-            sync_size: 24,
-            ..argument
-        },
-        Exec {
-            out_count: 1,
-            sync_size: 16,
-            ..argument
-        },
-    ] {
-        refused(&format!("{bad:?}"), drm.exec_raw(bad))?;
-    }
-    expect_errno(
-        "an unknown address space",
-        drm.exec_raw(Exec {
-            vm: 77_777,
-            ..argument
-        }),
-        libc::ENOENT,
-    )?;
-    expect_errno(
-        "operations that cannot be read",
-        drm.exec_raw(Exec { ops: 0, ..argument }),
-        libc::EFAULT,
-    )?;
-    let add = [Op::add(RESULTS, 1)];
-    let mut out = [uapi::VvramSync {
-        handle: 77_777,
-        ..Default::default()
-    }];
-    expect_errno(
-        "an unknown sync object for the fence of a job",
-        drm.exec_raw(Exec {
-            out_syncs: out.as_mut_ptr() as u64,
-            out_count: 1,
-            sync_size: 24,
-            ..bench.vm.argument(&add)
-        }),
-        libc::ENOENT,
-    )?;
     // Entries that are longer than those that the kernel knows.
     let long = |last: u64| [35u64 - 32, 0, RESULTS, 0, 5, last];
     let known = |entry: &[u64; 6]| {
@@ -638,5 +572,5 @@ igt_main! {
     "hang", "a job that hangs", hang;
     "both-hang", "on both rings", both_hang;
     "given-up", "address spaces and files with jobs", given_up;
-    "bad-input", "arguments that no caller should give", bad_input;
+    "bad-input", "operations with fields that they do not use", bad_input;
 }

@@ -2,11 +2,11 @@
 
 //! DRM_IOCTL_VVRAM_GETPARAM.
 
-use vvram_tests::drm::{ioctl_raw, Drm};
+use vvram_tests::drm::Drm;
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::PciDevice;
-use vvram_tests::uapi::{self, VvramGetparam};
-use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
+use vvram_tests::uapi::{self};
+use vvram_tests::{check, check_eq, igt_main, Outcome};
 
 fn sizes() -> Outcome {
     let drm = Drm::open()?;
@@ -52,66 +52,8 @@ fn both_nodes() -> Outcome {
     Ok(())
 }
 
-fn unknown_param() -> Outcome {
-    let drm = Drm::open()?;
-    for param in [11, 0x8000_0000, u32::MAX] {
-        expect_errno(
-            &format!("GETPARAM {param:#x}"),
-            drm.getparam(param),
-            libc::EINVAL,
-        )?;
-    }
-    Ok(())
-}
-
-fn nonzero_pad() -> Outcome {
-    let drm = Drm::open()?;
-    for bit in 0..32 {
-        let mut argument = VvramGetparam {
-            param: uapi::PARAM_VRAM_SIZE,
-            pad: 1 << bit,
-            value: 0,
-        };
-        let result = drm.getparam_raw(&mut argument);
-        expect_errno("GETPARAM with a nonzero pad", result, libc::EINVAL)?;
-    }
-    Ok(())
-}
-
-fn nonzero_value() -> Outcome {
-    let drm = Drm::open()?;
-    for value in [1, 1 << 63, u64::MAX] {
-        let mut argument = VvramGetparam {
-            param: uapi::PARAM_VRAM_SIZE,
-            pad: 0,
-            value,
-        };
-        let result = drm.getparam_raw(&mut argument);
-        expect_errno("GETPARAM with a nonzero value", result, libc::EINVAL)?;
-    }
-    Ok(())
-}
-
-fn bad_pointer() -> Outcome {
-    let drm = Drm::open()?;
-    for address in [0, 8, 0xffff_8000_0000_0000, u64::MAX - 7] {
-        // SAFETY: nothing is mapped at these addresses.
-        let result = unsafe {
-            ioctl_raw(drm.fd(), uapi::VVRAM_GETPARAM, address, || {
-                format!("GETPARAM at {address:#x}")
-            })
-        };
-        expect_errno("GETPARAM at a bad address", result, libc::EFAULT)?;
-    }
-    Ok(())
-}
-
 igt_main! {
     "sizes", "VRAM, CPU-visible VRAM, free VRAM and pages make sense against BAR 2", sizes;
     "free-follows", "VRAM_FREE falls and rises with an object, by its size", free_follows;
     "both-nodes", "the card node and the render node agree", both_nodes;
-    "unknown-param", "EINVAL", unknown_param;
-    "nonzero-pad", "EINVAL for every bit of pad", nonzero_pad;
-    "nonzero-value", "EINVAL for a value that is not zero on input", nonzero_value;
-    "bad-pointer", "EFAULT", bad_pointer;
 }

@@ -404,21 +404,7 @@ fn badinput() -> Outcome {
     let expect =
         |what: &str, broken: PeerQuery, errno: i32| expect_errno(what, asked(broken), errno);
 
-    for handle in [0xdead, u32::MAX] {
-        expect(
-            "an unknown handle",
-            PeerQuery { handle, ..good },
-            libc::ENOENT,
-        )?;
-    }
-    for flags in [
-        uapi::ATTACHMENT_PEER2PEER,
-        uapi::ATTACHMENT_REVOCABLE,
-        ABLE | uapi::ATTACHMENT_PINNED,
-        ABLE | uapi::ATTACHMENT_MAPPED,
-        1 << 5,
-        1 << 31,
-    ] {
+    for flags in [uapi::ATTACHMENT_PEER2PEER, uapi::ATTACHMENT_REVOCABLE] {
         expect("no class", PeerQuery { flags, ..good }, libc::EINVAL)?;
     }
     let address = good.importer;
@@ -439,22 +425,6 @@ fn badinput() -> Outcome {
     ] {
         expect("no device", PeerQuery { importer, ..good }, libc::ENXIO)?;
     }
-    let importer = PeerAddress { pad: 1, ..address };
-    expect("a pad", PeerQuery { importer, ..good }, libc::EINVAL)?;
-
-    // All output fields, one byte at a time.
-    for at in 16..std::mem::size_of::<PeerQuery>() {
-        let mut broken = good;
-        // SAFETY: a structure of numbers without padding; one of its bytes is changed.
-        unsafe {
-            std::ptr::from_mut(&mut broken)
-                .cast::<u8>()
-                .add(at)
-                .write(1)
-        };
-        expect(&format!("byte {at} is not zero"), broken, libc::EINVAL)?;
-    }
-
     let heap = heap::allocate(PAGE64)?;
     let import = fixture.drm.import(&heap)?;
     let handle = import.handle();

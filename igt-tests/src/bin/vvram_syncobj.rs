@@ -370,7 +370,7 @@ fn errors() -> Outcome {
         check_eq!(places, [outs[0], outs[1], outs[2], bad], "the places");
     }
 
-    // Bad sizes, counts and addresses, and errors of the copy itself.
+    // An error of the copy itself.
     let mut places = outs;
     let plain = VvramGemCopy {
         in_syncs: (&raw const good) as u64,
@@ -380,68 +380,13 @@ fn errors() -> Outcome {
         sync_size: 24,
         ..copy.argument()
     };
-    let many = vec![good; SYNC_MAX + 1];
-    let mut cases = vec![
-        (VvramGemCopy { flags: 1, ..plain }, libc::EINVAL),
-        (
-            VvramGemCopy {
-                flags: 1 << 31,
-                ..plain
-            },
-            libc::EINVAL,
-        ),
-        (VvramGemCopy { size: 0, ..plain }, libc::EINVAL),
-        (
-            VvramGemCopy {
-                dst_offset: 1,
-                ..plain
-            },
-            libc::EINVAL,
-        ),
-        (
-            VvramGemCopy {
-                src: 0xdead,
-                ..plain
-            },
-            libc::ENOENT,
-        ),
-        (
-            VvramGemCopy {
-                in_syncs: 0,
-                ..plain
-            },
-            libc::EFAULT,
-        ),
-        (
-            VvramGemCopy {
-                out_syncs: 0,
-                ..plain
-            },
-            libc::EFAULT,
-        ),
-        (
-            VvramGemCopy {
-                in_syncs: many.as_ptr() as u64,
-                in_count: SYNC_MAX as u32 + 1,
-                ..plain
-            },
-            libc::EINVAL,
-        ),
-        (
-            VvramGemCopy {
-                out_count: u32::MAX,
-                ..plain
-            },
-            libc::EINVAL,
-        ),
-    ];
-    for sync_size in [0, 8, 16, 23, 25, 28, 4097, 4104, u32::MAX] {
-        cases.push((VvramGemCopy { sync_size, ..plain }, libc::EINVAL));
-    }
-    for (bad, errno) in cases {
-        refused(&format!("{bad:x?}"), drm.copy_raw(&bad), errno, state)?;
-        check_eq!(places, outs, "what is to be signalled");
-    }
+    let bad = VvramGemCopy {
+        dst_offset: 1,
+        ..plain
+    };
+    let what = "a part that is not inside of its object";
+    refused(what, drm.copy_raw(&bad), libc::EINVAL, state)?;
+    check_eq!(places, outs, "what is to be signalled");
 
     // The array cannot be written to, so the caller could not get the file descriptor.
     let page = Map::anonymous(PAGE)?;

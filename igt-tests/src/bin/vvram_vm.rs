@@ -172,21 +172,7 @@ fn bad_input() -> Outcome {
     )?;
     for bad in [
         VvramVmBind {
-            addr: AT + 1,
-            ..good
-        },
-        VvramVmBind { size: 0, ..good },
-        VvramVmBind {
-            size: PAGE64 - 1,
-            ..good
-        },
-        VvramVmBind { offset: 8, ..good },
-        VvramVmBind {
             offset: 3 * PAGE64,
-            ..good
-        },
-        VvramVmBind {
-            offset: u64::MAX - PAGE64 + 1,
             ..good
         },
         VvramVmBind { addr: end, ..good },
@@ -194,11 +180,6 @@ fn bad_input() -> Outcome {
             addr: end - PAGE64,
             ..good
         },
-        VvramVmBind {
-            addr: u64::MAX - PAGE64 + 1,
-            ..good
-        },
-        VvramVmBind { flags: 2, ..good },
         VvramVmBind {
             flags: uapi::VM_BIND_UNBIND,
             ..good
@@ -211,14 +192,6 @@ fn bad_input() -> Outcome {
     ] {
         expect_errno(&format!("{bad:?}"), gpu.drm.vm_bind_raw(bad), libc::EINVAL)?;
     }
-    expect_errno(
-        "no object",
-        gpu.drm.vm_bind_raw(VvramVmBind {
-            handle: 0xdead,
-            ..good
-        }),
-        libc::ENOENT,
-    )?;
     check_eq!(mappings(&gpu.debugfs)?, [], "mappings after errors");
 
     gpu.drm.vm_bind_raw(good)?;
@@ -249,18 +222,7 @@ fn bad_input() -> Outcome {
         pad: 0,
     };
     for (bad, errno) in [
-        (VvramVmRead { size: 0, ..read }, libc::EINVAL),
-        (VvramVmRead { flags: 2, ..read }, libc::EINVAL),
-        (VvramVmRead { pad: 1, ..read }, libc::EINVAL),
         (VvramVmRead { addr: end, ..read }, libc::EINVAL),
-        (
-            VvramVmRead {
-                addr: u64::MAX,
-                ..read
-            },
-            libc::EINVAL,
-        ),
-        (VvramVmRead { data: 0, ..read }, libc::EFAULT),
         (
             VvramVmRead {
                 addr: AT - 1,

@@ -119,6 +119,66 @@ pub const SYNCOBJ_IMPORT_TIMELINE: u32 = 1 << 1;
 /// Puts a fence into a sync object.
 pub const DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE: u64 = iowr::<DrmSyncobjHandle>(DRM, 0xc2);
 
+/// Turns a sync object, or its fence, into a file.
+pub const DRM_IOCTL_SYNCOBJ_HANDLE_TO_FD: u64 = iowr::<DrmSyncobjHandle>(DRM, 0xc1);
+
+/// `struct drm_syncobj_array`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmSyncobjArray {
+    /// User pointer to handles.
+    pub handles: u64,
+    /// Number of handles.
+    pub count: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// Takes the fences away.
+pub const DRM_IOCTL_SYNCOBJ_RESET: u64 = iowr::<DrmSyncobjArray>(DRM, 0xc4);
+/// Gives each of them a fence that has signalled.
+pub const DRM_IOCTL_SYNCOBJ_SIGNAL: u64 = iowr::<DrmSyncobjArray>(DRM, 0xc5);
+
+/// `struct drm_syncobj_transfer`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmSyncobjTransfer {
+    /// The source.
+    pub src: u32,
+    /// The target.
+    pub dst: u32,
+    /// The point of the source.
+    pub src_point: u64,
+    /// The point of the target.
+    pub dst_point: u64,
+    /// `DRM_SYNCOBJ_WAIT_FLAGS_WAIT_FOR_SUBMIT` or zero.
+    pub flags: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// Copies a fence.
+pub const DRM_IOCTL_SYNCOBJ_TRANSFER: u64 = iowr::<DrmSyncobjTransfer>(DRM, 0xcc);
+
+/// `struct drm_syncobj_eventfd`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmSyncobjEventfd {
+    /// The sync object.
+    pub handle: u32,
+    /// `DRM_SYNCOBJ_WAIT_FLAGS_WAIT_AVAILABLE` or zero.
+    pub flags: u32,
+    /// The point.
+    pub point: u64,
+    /// An eventfd.
+    pub fd: i32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// Has an eventfd signalled.
+pub const DRM_IOCTL_SYNCOBJ_EVENTFD: u64 = iowr::<DrmSyncobjEventfd>(DRM, 0xcf);
+
 /// `struct drm_syncobj_timeline_wait`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -160,6 +220,8 @@ pub struct DrmSyncobjTimelineArray {
 
 /// Return the last point that was added, instead of the last one that has signalled.
 pub const SYNCOBJ_QUERY_LAST_SUBMITTED: u32 = 1 << 0;
+/// Adds points that have signalled.
+pub const DRM_IOCTL_SYNCOBJ_TIMELINE_SIGNAL: u64 = iowr::<DrmSyncobjTimelineArray>(DRM, 0xcd);
 /// Returns the last points of timelines.
 pub const DRM_IOCTL_SYNCOBJ_QUERY: u64 = iowr::<DrmSyncobjTimelineArray>(DRM, 0xcb);
 
@@ -199,6 +261,38 @@ pub struct SyncFileInfo {
 
 /// Returns the status of a sync file.
 pub const SYNC_IOC_FILE_INFO: u64 = iowr::<SyncFileInfo>(b'>' as u64, 4);
+
+/// `struct sync_merge_data`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SyncMerge {
+    /// Name.
+    pub name: [u8; 32],
+    /// The other sync file.
+    pub fd2: i32,
+    /// Out, the new one.
+    pub fence: i32,
+    /// Zero.
+    pub flags: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// Makes a sync file of two.
+pub const SYNC_IOC_MERGE: u64 = iowr::<SyncMerge>(b'>' as u64, 3);
+
+/// `struct sync_set_deadline`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SyncSetDeadline {
+    /// Nanoseconds of the monotonic clock.
+    pub deadline: u64,
+    /// Zero.
+    pub pad: u64,
+}
+
+/// Says when a fence should signal.
+pub const SYNC_IOC_SET_DEADLINE: u64 = iow::<SyncSetDeadline>(b'>' as u64, 5);
 
 /// `struct sw_sync_create_fence_data`
 #[repr(C)]
@@ -243,6 +337,12 @@ const _: () = {
     assert!(size_of::<DrmSyncobjTimelineArray>() == 24);
     assert!(size_of::<SwSyncCreateFence>() == 40);
     // Numbers as the C headers compute them.
+    assert!(SYNC_IOC_MERGE == 0xc030_3e03);
+    assert!(SYNC_IOC_SET_DEADLINE == 0x4010_3e05);
+    assert!(DRM_IOCTL_SYNCOBJ_HANDLE_TO_FD == 0xc018_64c1);
+    assert!(DRM_IOCTL_SYNCOBJ_RESET == 0xc010_64c4);
+    assert!(DRM_IOCTL_SYNCOBJ_TRANSFER == 0xc020_64cc);
+    assert!(DRM_IOCTL_SYNCOBJ_EVENTFD == 0xc018_64cf);
     assert!(DMA_BUF_IOCTL_EXPORT_SYNC_FILE == 0xc008_6202);
     assert!(SYNC_IOC_FILE_INFO == 0xc038_3e04);
     assert!(DRM_IOCTL_GET_CAP == 0xc010_640c);

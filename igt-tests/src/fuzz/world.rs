@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The memory that all processes of the fuzzer share.
+
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use crate::describe::{File, Thing};
+use crate::map::Map;
+use crate::SysError;
+
+const ORDER: Ordering = Ordering::Relaxed;
+
+/// Open files of all processes together, at most.
+pub const FILES: usize = 512;
+/// Kinds of calls, at most.
+pub const OPS: usize = 128;
+/// Threads that have a log: those of workers, then those of their children.
+pub const LOGS: usize = 24;
+/// The first log of a child that a thread forks.
+pub const FIRST_CHILD: usize = 16;
+/// How many calls of a thread are kept.
+pub const KEPT: usize = 4096;
+/// Numbers of errors.
+const ERRNOS: usize = 136;
+/// Different unlisted errors that are kept.
+const ODD: usize = 32;
+
+/// An open file, which several processes may have.
+#[derive(Debug)]
+pub struct Open {
+    kind: AtomicU32,
+    users: AtomicU32,
+    /// Changes whenever this is another file.
+    epoch: AtomicU32,
+    things: [AtomicU64; 3],
+}
+
+impl Open {
+    /// Handles of the file, as bits.
+    pub fn handles(&self, thing: Thing) -> u64 {
+        self.things[thing as usize].load(ORDER)
+    }
+
+    /// Notes a new handle; whether there is room for it.
+    pub fn add(&self, thing: Thing, handle: u64) -> bool {
+        let known = (1..64).contains(&handle);
+        if known {
+            self.things[thing as usize].fetch_or(1 << handle, ORDER);
+        }
+        known
+    }
+
+    /// Notes that a handle is closed.
+    pub fn remove(&self, thing: Thing, handle: u64) {
+        if handle < 64 {
+            self.things[thing as usize].fetch_and(!(1 << handle), ORDER);
+        }
+    }
+
+    /// The kind of the file, as a number.
+    pub fn kind(&self) -> u32 {
+        self.kind.load(ORDER)
+    }
+
+    /// Another number for each file that was here.
+    pub fn epoch(&self) -> u32 {
+        self.epoch.load(ORDER)
+    }
+}
+
+/// How often a kind of call was made, and how it ended.
+#[derive(Debug)]
+pub struct Count {
+    calls: AtomicU64,
+    slowest: AtomicU64,
+    errnos: [AtomicU32; ERRNOS],
+}
+
+impl Count {
+    /// Notes a call: its error, or 0, and its time in microseconds.
+    pub fn note(&self, errno: i32, time: u64) {
+        self.calls.fetch_add(1, ORDER);
+        self.slowest.fetch_max(time, ORDER);
+        let index = usize::try_from(errno).unwrap_or(0).min(ERRNOS - 1);
+        self.errnos[index].fetch_add(1, ORDER);
+    }
+
+    /// All calls.
+    pub fn calls(&self) -> u64 {
+        self.calls.load(ORDER)
+    }
+
+    /// How many succeeded.
+    pub fn ok(&self) -> u32 {
+        self.errnos[0].load(ORDER)
+    }
+
+    /// The time of the slowest one in microseconds.
+    pub fn slowest(&self) -> u64 {
+        self.slowest.load(ORDER)
+    }
+
+    /// The errors and how often each was seen.
+    pub fn errors(&self) -> Vec<(i32, u32)> {
+        let all = self.errnos.iter().enumerate().skip(1);
+        let all = all.map(|(errno, count)| (errno as i32, count.load(ORDER)));
+        all.filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+/// The last calls of a thread.
+#[derive(Debug)]
+pub struct Log {
+    next: AtomicU64,
+    entries: [[AtomicU64; 2]; KEPT],
+}
+
+/// What became of a call that has not returned.
+pub const UNDER_WAY: u32 = u32::MAX;
+
+impl Log {
+    /// Notes a call that is about to be made.
+    pub fn begin(&self, seed: u64, op: usize) {
+        let next = self.next.load(ORDER);
+        let entry = &self.entries[next as usize % KEPT];
+        entry[0].store(seed, ORDER);
+        entry[1].store((op as u64) << 32 | u64::from(UNDER_WAY), ORDER);
+        self.next.store(next + 1, ORDER);
+    }
+
+    /// Notes its error, or 0.
+    pub fn end(&self, errno: i32) {
+        let entry = &self.entries[(self.next.load(ORDER) as usize).wrapping_sub(1) % KEPT];
+        let op = entry[1].load(ORDER) >> 32;
+        entry[1].store(op << 32 | errno as u64, ORDER);
+    }
+
+    /// How many calls were noted.
+    pub fn len(&self) -> u64 {
+        self.next.load(ORDER)
+    }
+
+    /// Whether none was noted.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The calls from a number on that are kept, in order: seed, kind, error.
+    pub fn since(&self, first: u64) -> Vec<(u64, usize, u32)> {
+        let end = self.len();
+        let first = first.max(end.saturating_sub(KEPT as u64));
+        let entries = (first..end).map(|index| &self.entries[index as usize % KEPT]);
+        entries
+            .map(|entry| {
+                let what = entry[1].load(ORDER);
+                (entry[0].load(ORDER), (what >> 32) as usize, what as u32)
+            })
+            .collect()
+    }
+}
+
+/// Everything that is shared.
+#[derive(Debug)]
+pub struct World {
+    /// Set to end all threads.
+    pub stop: AtomicU32,
+    /// Calls so far.
+    pub calls: AtomicU64,
+    /// Processes that threads have forked, and that have not ended.
+    pub children: AtomicU32,
+    /// Allocations and copies that failed on purpose.
+    pub injected: AtomicU64,
+    opens: [Open; FILES],
+    counts: [Count; OPS],
+    logs: [Log; LOGS],
+    odd: [[AtomicU64; 2]; ODD],
+}
+
+impl World {
+    /// Makes one, which lasts until the program ends.
+    ///
+    /// # Errors
+    ///
+    /// Any error of mmap(2).
+    pub fn new() -> Result<&'static Self, SysError> {
+        let map = Map::anonymous(size_of::<Self>())?;
+        // SAFETY: the mapping is as large as the structure and is never unmapped. All fields are
+        // atomic numbers, for which zero is a valid value.
+        let world = unsafe { &*map.address().as_ptr().cast::<Self>() };
+        std::mem::forget(map);
+        Ok(world)
+    }
+
+    /// Forgets all files and calls, but not the counters.
+    pub fn begin(&self) {
+        self.stop.store(0, ORDER);
+        self.calls.store(0, ORDER);
+        self.children.store(0, ORDER);
+        for open in &self.opens {
+            open.kind.store(0, ORDER);
+            open.users.store(0, ORDER);
+        }
+        for log in &self.logs {
+            log.next.store(0, ORDER);
+        }
+        for odd in &self.odd {
+            odd[0].store(0, ORDER);
+        }
+    }
+
+    /// Whether threads have to end.
+    pub fn stopped(&self) -> bool {
+        self.stop.load(ORDER) != 0
+    }
+
+    /// The counters of a kind of call.
+    pub fn count(&self, op: usize) -> &Count {
+        &self.counts[op]
+    }
+
+    /// The log of a thread.
+    pub fn log(&self, thread: usize) -> &Log {
+        &self.logs[thread]
+    }
+
+    /// An open file.
+    pub fn open(&self, number: usize) -> &Open {
+        &self.opens[number]
+    }
+
+    /// How many open files of a kind there are.
+    pub fn opened(&self, kind: File) -> usize {
+        let is = |open: &&Open| open.kind() == kind as u32;
+        self.opens.iter().filter(is).count()
+    }
+
+    /// Notes an error that is not listed.
+    pub fn note_odd(&self, op: usize, errno: i32, seed: u64) {
+        let what = (op as u64 + 1) << 32 | errno as u64;
+        for odd in &self.odd {
+            match odd[0].compare_exchange(0, what, ORDER, ORDER) {
+                Ok(_) => return odd[1].store(seed, ORDER),
+                Err(seen) if seen == what => return,
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// The errors that are not listed: kind of call, error, number of the call.
+    pub fn odd(&self) -> Vec<(usize, i32, u64)> {
+        let all = self
+            .odd
+            .iter()
+            .map(|odd| (odd[0].load(ORDER), odd[1].load(ORDER)));
+        all.filter(|(what, _)| *what != 0)
+            .map(|(what, seed)| ((what >> 32) as usize - 1, what as i32, seed))
+            .collect()
+    }
+}
+
+/// The files that this process has: the file descriptor plus one, or zero, by their numbers in
+/// [`World`].
+#[derive(Debug)]
+pub struct Files([AtomicI32; FILES]);
+
+/// Those of this process, which a fork copies.
+pub static MINE: Files = Files([const { AtomicI32::new(0) }; FILES]);
+
+impl Files {
+    /// The file descriptor, if this process has the file.
+    pub fn fd(&self, number: usize) -> Option<i32> {
+        match self.0[number].load(ORDER) {
+            0 => None,
+            fd => Some(fd - 1),
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.iter().filter(|fd| fd.load(ORDER) != 0).count()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The first file from a number on, in a circle, for which a function is true.
+    pub fn find(&self, from: usize, is: impl Fn(usize) -> bool) -> Option<usize> {
+        let all = (0..FILES).map(|step| (from + step) % FILES);
+        let mut there = all.filter(|number| self.0[*number].load(ORDER) != 0);
+        there.find(|number| is(*number))
+    }
+
+    /// Adds a new file; the number, if there is room.
+    pub fn add(&self, world: &World, fd: i32, kind: File) -> Option<usize> {
+        let free = |open: &Open| {
+            let kind = kind as u32;
+            open.kind.compare_exchange(0, kind, ORDER, ORDER).is_ok()
+        };
+        let number = world.opens.iter().position(free)?;
+        let open = &world.opens[number];
+        open.epoch.fetch_add(1, ORDER);
+        open.users.store(1, ORDER);
+        for handles in &open.things {
+            handles.store(0, ORDER);
+        }
+        self.0[number].store(fd + 1, ORDER);
+        Some(number)
+    }
+
+    /// Takes a file out; its descriptor, which the caller closes.
+    pub fn take(&self, world: &World, number: usize) -> Option<i32> {
+        let fd = match self.0[number].swap(0, ORDER) {
+            0 => return None,
+            fd => fd - 1,
+        };
+        let open = &world.opens[number];
+        if open.users.fetch_sub(1, ORDER) == 1 {
+            open.kind.store(0, ORDER);
+        }
+        Some(fd)
+    }
+
+    /// Notes that a process has inherited all files.
+    pub fn inherited(&self, world: &World) {
+        for (number, fd) in self.0.iter().enumerate() {
+            if fd.load(ORDER) != 0 {
+                world.opens[number].users.fetch_add(1, ORDER);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_free_when_its_last_user_has_closed_it() {
+        let world = World::new().unwrap();
+        let (one, other) = (
+            Files([const { AtomicI32::new(0) }; FILES]),
+            Files([const { AtomicI32::new(0) }; FILES]),
+        );
+        let number = one.add(world, 7, File::Buffer).unwrap();
+        other.0[number].store(8, ORDER);
+        other.inherited(world);
+        assert_eq!(one.take(world, number), Some(7));
+        assert_eq!(one.take(world, number), None);
+        assert_eq!(world.open(number).kind(), File::Buffer as u32);
+        assert_eq!(other.take(world, number), Some(7));
+        assert_eq!(world.open(number).kind(), 0);
+        let epoch = world.open(number).epoch();
+        assert_eq!(other.add(world, 3, File::Peer), Some(number));
+        assert_ne!(world.open(number).epoch(), epoch);
+    }
+
+    #[test]
+    fn a_log_keeps_the_last_calls() {
+        let world = World::new().unwrap();
+        let log = world.log(0);
+        for call in 0..KEPT as u64 + 2 {
+            log.begin(call, 3);
+            log.end(libc::EINVAL);
+        }
+        log.begin(9, 4);
+        assert_eq!(log.since(0).len(), KEPT);
+        assert_eq!(log.since(0)[0], (3, 3, libc::EINVAL as u32));
+        assert_eq!(log.since(KEPT as u64 + 2), [(9, 4, UNDER_WAY)]);
+    }
+}
