@@ -4,6 +4,8 @@
 //! controller memory.
 
 use std::fs;
+use std::mem::ManuallyDrop;
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -104,6 +106,32 @@ impl Group {
         Self::below(&self.path, name)
     }
 
+    /// Makes a group inside of this one, and moves this process there, which is in this one. The
+    /// process cannot remove it: see [`Group::remove_child`].
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the user may not do that.
+    #[track_caller]
+    pub fn divide(&self, name: &str) -> Result<ManuallyDrop<Self>, Stop> {
+        let path = self.path.join(name);
+        let made = fs::create_dir(&path);
+        check!(made.is_ok(), "mkdir {}: {made:?}", path.display());
+        // A group with processes cannot have its memory divided.
+        enter(&path)?;
+        write(&self.path.join("cgroup.subtree_control"), "+dmem")?;
+        Ok(ManuallyDrop::new(Self {
+            path,
+            vram: self.vram.clone(),
+            pinned: self.pinned.clone(),
+        }))
+    }
+
+    /// Removes a group inside of this one.
+    pub fn remove_child(&self, name: &str) {
+        remove(&self.path.join(name));
+    }
+
     #[track_caller]
     fn below(parent: &Path, name: &str) -> Result<Self, Stop> {
         Ok(Self {
@@ -150,8 +178,36 @@ impl Group {
     /// Fails the subtest if it cannot be set.
     #[track_caller]
     pub fn set(&self, limit: &str, bytes: u64) -> Outcome {
-        let text = format!("{} {bytes}", self.vram);
-        write(&self.path.join(format!("dmem.{limit}")), &text)
+        Ok(self.try_set(limit, bytes)?)
+    }
+
+    /// As [`Group::set`], for callers that may not be permitted to.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the file.
+    pub fn try_set(&self, limit: &str, bytes: u64) -> Result<(), SysError> {
+        let (text, path) = (
+            format!("{} {bytes}", self.vram),
+            self.path.join(format!("dmem.{limit}")),
+        );
+        fs::write(&path, &text)
+            .map_err(|error| SysError::io(format!("writing {text} to {}", path.display()), &error))
+    }
+
+    /// Lets a user make groups inside of this one, and move its processes to them.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the files cannot be given to the user.
+    #[track_caller]
+    pub fn delegate(&self, user: u32) -> Outcome {
+        for name in ["", "cgroup.procs", "cgroup.subtree_control"] {
+            let path = self.path.join(name);
+            chown(&path, Some(user), None)
+                .map_err(|error| SysError::io(format!("chown({})", path.display()), &error))?;
+        }
+        Ok(())
     }
 
     /// Sets how many bytes of VRAM processes of the group may pin.
@@ -209,6 +265,40 @@ impl MemoryGroup {
             .map_err(|error| SysError::io(path.display().to_string(), &error))?;
         let bytes = text.trim().parse();
         bytes.map_err(|_| Stop::fail(format_args!("{text:?} is no number")))
+    }
+
+    /// Sets how much memory the group may have, in bytes. The kernel reclaims what is over it before
+    /// this returns.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it cannot be set.
+    #[track_caller]
+    pub fn set_max(&self, bytes: u64) -> Outcome {
+        write(&self.0.join("memory.max"), &bytes.to_string())
+    }
+
+    /// Makes the kernel swap out what it can of the group.
+    pub fn reclaim(&self) {
+        // This fails because the group has less than that.
+        let _ = fs::write(self.0.join("memory.reclaim"), "1G swappiness=max");
+    }
+
+    /// How many processes of the group the kernel has killed for want of memory.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the kernel does not say so.
+    #[track_caller]
+    pub fn killed(&self) -> Result<u64, Stop> {
+        let path = self.0.join("memory.events");
+        let text = fs::read_to_string(&path)
+            .map_err(|error| SysError::io(path.display().to_string(), &error))?;
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        match count.and_then(|count| count.parse().ok()) {
+            Some(count) => Ok(count),
+            None => Err(Stop::fail(format_args!("{text:?} does not count oom_kill"))),
+        }
     }
 
     /// As [`Group::enter`].

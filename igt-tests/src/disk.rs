@@ -7,7 +7,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{channel, Receiver};
 use std::thread;
 use std::time::Duration;
@@ -22,6 +22,7 @@ use crate::{Outcome, Stop, SysError};
 /// Its name in QEMU.
 pub const DRIVE: &str = "disk";
 const PATH: &str = "/dev/nvme0n1";
+const MOUNT: &str = "/tmp/disk";
 
 /// Loads a module of the kernel.
 ///
@@ -35,6 +36,28 @@ pub fn load(module: &str) -> Result<(), Stop> {
         return Err(Stop::fail(format_args!("modprobe {module}: {status:?}")));
     }
     Ok(())
+}
+
+/// Runs a command.
+///
+/// # Errors
+///
+/// Fails the subtest with the output of the command if it fails.
+#[track_caller]
+pub fn run(command: &mut Command) -> Result<String, Stop> {
+    let output = command.stdin(Stdio::null()).output();
+    match output {
+        Ok(output) if output.status.success() => {
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        }
+        Ok(output) => Err(Stop::fail(format_args!(
+            "{command:?}: {}: {}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        ))),
+        Err(error) => Err(Stop::fail(format_args!("{command:?}: {error}"))),
+    }
 }
 
 /// Part of a mapping, as the buffer of a read or a write.
@@ -305,6 +328,45 @@ impl Disk {
             read: self.direct.start(Way::Read, part, 0)?,
             stalled,
         })
+    }
+}
+
+/// A file system on the disk, until this is dropped.
+#[derive(Debug)]
+pub struct Ext4(());
+
+impl Ext4 {
+    /// Makes it, and mounts it.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if a command fails.
+    #[track_caller]
+    pub fn mounted() -> Result<Self, Stop> {
+        load("ext4")?;
+        // The disk must not be open while it is mounted.
+        let disk = Disk::open()?.path().to_path_buf();
+        run(Command::new("mkfs.ext4")
+            .args(["-F", "-q"])
+            .arg(&disk)
+            .arg("32M"))?;
+        fs::create_dir_all(MOUNT).map_err(|error| SysError::io(MOUNT, &error))?;
+        run(Command::new("mount")
+            .args(["-t", "ext4"])
+            .arg(&disk)
+            .arg(MOUNT))?;
+        Ok(Self(()))
+    }
+
+    /// The path of a file.
+    pub fn file(&self, name: &str) -> PathBuf {
+        Path::new(MOUNT).join(name)
+    }
+}
+
+impl Drop for Ext4 {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(MOUNT).status();
     }
 }
 

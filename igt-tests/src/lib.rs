@@ -60,6 +60,7 @@ pub mod socket;
 pub mod split;
 pub mod storm;
 pub mod svm;
+pub mod swap;
 pub mod sweeps;
 pub mod syncfile;
 pub mod trace;

@@ -85,6 +85,16 @@ impl Map {
         Self::with_flags(-1, 0, len, prot, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)
     }
 
+    /// Maps `len` bytes of a file for reading and writing. What is written stays private.
+    ///
+    /// # Errors
+    ///
+    /// Any error of mmap(2).
+    pub fn private_file(fd: RawFd, len: usize) -> Result<Self, SysError> {
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        Self::with_flags(fd, 0, len, prot, libc::MAP_PRIVATE)
+    }
+
     /// As [`Map::private`], at a multiple of `align` bytes, which is a power of two.
     ///
     /// # Errors
@@ -160,6 +170,33 @@ impl Map {
         self.with_pages("madvise()", pages, |address, len| unsafe {
             libc::madvise(address, len, advice)
         })
+    }
+
+    /// Writes what was changed to the file of the mapping, and waits for it.
+    ///
+    /// # Errors
+    ///
+    /// Any error of msync(2).
+    pub fn sync(&self) -> Result<(), SysError> {
+        // SAFETY: the pages are of the mapping, and stay.
+        self.with_pages("msync()", 0..self.pages(), |address, len| unsafe {
+            libc::msync(address, len, libc::MS_SYNC)
+        })
+    }
+
+    /// Returns how many pages of the memory or file that is mapped are in system memory, in the page
+    /// cache or the swap cache, whether the process has them in its page table or not.
+    ///
+    /// # Errors
+    ///
+    /// Any error of mincore(2).
+    pub fn cached(&self) -> Result<usize, SysError> {
+        let mut pages = vec![0u8; self.pages()];
+        // SAFETY: there is a byte for each page.
+        self.with_pages("mincore()", 0..self.pages(), |address, len| unsafe {
+            libc::mincore(address, len, pages.as_mut_ptr())
+        })?;
+        Ok(pages.iter().filter(|page| **page & 1 != 0).count())
     }
 
     /// Moves the mapping to other addresses, by mremap(2).

@@ -3,8 +3,8 @@
 //! Memory of this process in VRAM, and the location of its pages.
 //!
 //! A device-private page has an entry in the page table that is not present, like a page that is
-//! swapped out. The guests have no swap, so `/proc/self/pagemap` tells exactly which pages are on a
-//! device, and reading it does not move them.
+//! swapped out, but of another type. So `/proc/self/pagemap`, read by root, tells exactly which pages
+//! are on a device, and reading it does not move them.
 
 use std::fs::File;
 use std::ops::Range;
@@ -19,6 +19,10 @@ use crate::{Outcome, Stop, SysError};
 const PAGEMAP: &str = "/proc/self/pagemap";
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
+/// The type of an entry that is not present. The first types are the numbers of swap areas, of which
+/// the tests have one at most.
+const TYPE: u64 = 0x1f;
+const SWAP_AREA: u64 = 0;
 
 /// Where a page of a process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +33,8 @@ pub enum Place {
     Ram,
     /// In the memory of a device.
     Device,
+    /// Swapped out.
+    Swap,
 }
 
 /// The location of each page of a mapping.
@@ -44,6 +50,7 @@ pub fn places(map: &Map) -> Result<Vec<Place>, SysError> {
         .map_err(fail)?;
     let place = |entry: &[u8]| match u64::from_le_bytes(entry.try_into().unwrap_or_default()) {
         entry if entry & PRESENT != 0 => Place::Ram,
+        entry if entry & SWAPPED != 0 && entry & TYPE == SWAP_AREA => Place::Swap,
         entry if entry & SWAPPED != 0 => Place::Device,
         _ => Place::Nowhere,
     };

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::{Stop, SysError};
 
 /// The user nobody.
-const NOBODY: libc::uid_t = 65534;
+pub const NOBODY: libc::uid_t = 65534;
 
 /// Makes this process run as the user nobody, without capabilities, until its end.
 ///

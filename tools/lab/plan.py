@@ -84,7 +84,8 @@ GPU_FAULTS = ("mgpu_faults",)
 GPU_FAULTS_OWN = tuple(f"mgpu_faults@{operation}" for operation in (
     "vm", "bind", "exec", "evict", "moves", "release", "reset", "report", "unbind", "probe"))
 # Programs that have the same result on all machines.
-ONCE = ("edu_faults", "hmm_cases", "vvram_async", "vvram_badinput", "vvram_compat", "vvram_copy",
+ONCE = ("edu_faults", "hmm_cases", "mem_fds", "mem_groups", "mem_process", "vvram_async",
+        "vvram_badinput", "vvram_compat", "vvram_copy",
         "vvram_create", "vvram_debugfs", "vvram_dmem", "vvram_exporter", "vvram_failures",
         "vvram_fdinfo", "vvram_holders", "vvram_import", "vvram_leaks", "vvram_limits", "vvram_lru",
         "vvram_mmap", "vvram_modules", "vvram_params", "vvram_pm", "vvram_prime", "vvram_queue",
@@ -107,12 +108,12 @@ FUZZ_SECONDS = 1800
 # With a NIC: everywhere, for each kind of address, and once.
 RDMA = ("rdma_matrix",)
 RDMA_KINDS = ("rdma_life",)
-RDMA_ONCE = ("rdma_clients", "rdma_direct", "rdma_odp", "rdma_pressure", "rdma_svm")
+RDMA_ONCE = ("mem_odp", "rdma_clients", "rdma_direct", "rdma_odp", "rdma_pressure", "rdma_svm")
 # Programs that show that an installed kernel and the tool work.
 INSTALLED = ("vvram_bar_export", "vvram_p2p", *TOOL)
 # With a disk: for each kind of address, and once.
 DISK_KINDS = ("vvram_direct_io",)
-DISK_ONCE = ("vvram_direct_files", "vvram_direct_life")
+DISK_ONCE = ("mem_pages", "vvram_direct_files", "vvram_direct_life")
 # With swiotlb=force: all DMA to system memory is copied, and DMA to VRAM must not be.
 DISK_BOUNCED = ("vvram_direct_bounce",)
 # With swiotlb=force and a disk, which needs the copy, and so retries requests to VRAM for ever.

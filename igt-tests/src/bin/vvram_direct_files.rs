@@ -5,75 +5,26 @@
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use vvram_tests::disk::{cached, load, pinned, Direct, Disk, Part, Way};
+use vvram_tests::disk::{cached, pinned, Direct, Disk, Ext4, Part, Way};
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::fixture::{patterns, Expect};
 use vvram_tests::igt::say;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::uapi::{CREATE_DIRECT_IO, CREATE_VRAM};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, SysError};
 
 const LEN: usize = 64 * PAGE;
-const MOUNT: &str = "/tmp/disk";
 
 fn create(drm: &Drm, len: usize) -> Result<Gem<'_>, SysError> {
     drm.create_flags(len as u64, CREATE_VRAM | CREATE_DIRECT_IO)
 }
 
-#[track_caller]
-fn run(command: &mut Command) -> Outcome {
-    let output = command.stdin(Stdio::null()).output();
-    match output {
-        Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => Err(Stop::fail(format_args!(
-            "{command:?}: {}: {}{}",
-            output.status,
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        ))),
-        Err(error) => Err(Stop::fail(format_args!("{command:?}: {error}"))),
-    }
-}
-
-/// A file system on the disk, until this is dropped.
-struct Mounted;
-
-impl Mounted {
-    #[track_caller]
-    fn ext4() -> Result<Self, Stop> {
-        load("ext4")?;
-        // The disk must not be open while it is mounted.
-        let disk = Disk::open()?.path().to_path_buf();
-        run(Command::new("mkfs.ext4")
-            .args(["-F", "-q"])
-            .arg(&disk)
-            .arg("32M"))?;
-        fs::create_dir_all(MOUNT).map_err(|error| SysError::io(MOUNT, &error))?;
-        run(Command::new("mount")
-            .args(["-t", "ext4"])
-            .arg(&disk)
-            .arg(MOUNT))?;
-        Ok(Self)
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        Path::new(MOUNT).join(name)
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(MOUNT).status();
-    }
-}
-
 fn ext4() -> Outcome {
     Expect::get()?.need_route()?;
     let drm = Drm::open()?;
-    let mounted = Mounted::ext4()?;
+    let mounted = Ext4::mounted()?;
     let (a, b) = patterns();
     let object = create(&drm, LEN)?;
     let map = object.map()?;
@@ -301,7 +252,7 @@ fn mixed() -> Outcome {
 fn uncached() -> Outcome {
     Expect::get()?.need_route()?;
     let drm = Drm::open()?;
-    let mounted = Mounted::ext4()?;
+    let mounted = Ext4::mounted()?;
     let object = create(&drm, LEN)?;
     let map = object.map()?;
     map.fill(patterns().0);
