@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#include <linux/device.h>
+#include <linux/dma-mapping.h>
 #include <linux/io.h>
 #include <linux/memremap.h>
 #include <linux/page_ref.h>
@@ -8,6 +10,16 @@
 __rust_helper bool rust_helper_pci_dev_is_disconnected(const struct pci_dev *pdev)
 {
 	return pci_dev_is_disconnected(pdev);
+}
+
+__rust_helper u64 rust_helper_dma_get_mask(struct device *dev)
+{
+	return dma_get_mask(dev);
+}
+
+__rust_helper bool rust_helper_dev_dma_iommu(struct device *dev)
+{
+	return dev_dma_iommu(dev);
 }
 
 #ifdef CONFIG_PCI_P2PDMA

@@ -67,7 +67,8 @@ enum drm_peer_reason {
 	/** @DRM_PEER_REASON_NOT_PCI: the importer is not a PCI device. */
 	DRM_PEER_REASON_NOT_PCI = 2,
 	/**
-	 * @DRM_PEER_REASON_NO_ROUTE: PCI has no permitted route between both.
+	 * @DRM_PEER_REASON_NO_ROUTE: PCI has no permitted route between both, or
+	 * the DMA mask of the importer does not cover the BAR.
 	 */
 	DRM_PEER_REASON_NO_ROUTE = 3,
 	/** @DRM_PEER_REASON_OUTSIDE_BAR: the BAR does not show the buffer. */
@@ -259,7 +260,8 @@ struct drm_peer_address {
  * Returns which path a PCI device would get if it attached to a buffer, without
  * an attach. The path and the reason are those of an attach at this time; they
  * change if, for example, another importer attaches or pins. The call resumes
- * the exporting device if the attach would.
+ * the exporting device if the attach would. The DMA mask of the importer does
+ * not count here, because its driver may still have to set it.
  *
  * The facts about the route are filled in even if another reason than the route
  * decides the path; @reason says which one does.

@@ -39,7 +39,8 @@ pub enum RouteError {
     NoOptIn,
     /// The importer is not a PCI device.
     NotPci,
-    /// PCI has no permitted route between both devices.
+    /// PCI has no permitted route between both devices, or the DMA mask of the importer does not
+    /// cover the BAR.
     NoRoute,
 }
 
@@ -71,6 +72,15 @@ fn is_pci(dev: &device::Device) -> bool {
     <&pci::Device>::try_from(dev).is_ok()
 }
 
+/// Returns the kind of mapping that PCI allows, if `client` can use its addresses.
+fn usable(provider: &Provider<'_>, client: &device::Device, map_type: MapType) -> MapType {
+    if provider.is_in_mask_of(client, map_type) {
+        map_type
+    } else {
+        MapType::NOT_SUPPORTED
+    }
+}
+
 /// The route between an importer and the memory behind a BAR.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
@@ -90,7 +100,7 @@ impl Route {
     pub fn new(provider: &Provider<'_>, req: &AttachRequest<'_>) -> Self {
         let pci = is_pci(req.device());
         let map_type = if pci {
-            req.map_type(provider)
+            usable(provider, req.device(), req.map_type(provider))
         } else {
             MapType::NOT_SUPPORTED
         };
@@ -104,7 +114,8 @@ impl Route {
 
     /// Measures the route of a device that may attach, opted in to peer-to-peer memory or not.
     ///
-    /// For a PCI device it also returns the facts that decide the route.
+    /// The DMA mask of the device, which the driver may still have to set, does not count. For a PCI
+    /// device it also returns the facts that decide the route.
     pub fn measure(
         provider: &Provider<'_>,
         client: &device::Device,

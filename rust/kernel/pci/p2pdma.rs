@@ -252,8 +252,8 @@ impl Decision {
 /// # Invariants
 ///
 /// - `raw` is the provider of BAR `bar` of `pdev`, valid for `'a`.
-/// - The BAR is a memory BAR at the physical addresses `start..start + len`, and that sum does not
-///   overflow.
+/// - The BAR is a memory BAR at the physical addresses `start..start + len`. That sum does not
+///   overflow, and `len` is not 0.
 #[derive(Clone, Copy)]
 pub struct Provider<'a> {
     raw: NonNull<bindings::p2pdma_provider>,
@@ -370,6 +370,32 @@ impl<'a> Provider<'a> {
         // SAFETY: The bridges are above one of both devices. A device keeps its bus, and the bus
         // keeps the bridge above it, for as long as the device is valid.
         unsafe { Decision::from_raw(&raw) }
+    }
+
+    /// Returns whether the DMA mask of `client` covers the addresses that it gets for this BAR with
+    /// a mapping of the kind `map_type`.
+    ///
+    /// The core does not check that bus addresses are inside the mask, and warns if a mapping
+    /// through the host bridge is not. An IOMMU gives the client addresses that are.
+    #[inline(never)]
+    pub fn is_in_mask_of(&self, client: &device::Device, map_type: MapType) -> bool {
+        // SAFETY: By the type invariant the provider is valid.
+        let bus_offset = unsafe { (*self.raw.as_ptr()).bus_offset };
+        // SAFETY: `client` is a valid device.
+        let (mask, translated) = unsafe {
+            (
+                bindings::dma_get_mask(client.as_raw()),
+                bindings::dev_dma_iommu(client.as_raw()),
+            )
+        };
+        // OVERFLOW: The type invariant excludes it.
+        let last = self.start + (self.len - 1);
+
+        match map_type {
+            MapType::BUS_ADDR => last.wrapping_add(bus_offset) <= mask,
+            MapType::THRU_HOST_BRIDGE => translated || last <= mask,
+            _ => true,
+        }
     }
 
     /// Returns the pointer to the C structure.
