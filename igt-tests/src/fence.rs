@@ -42,6 +42,23 @@ impl SyncObj {
         self.handle
     }
 
+    /// Destroys it while this still has the handle.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl: `EINVAL` for an unknown handle.
+    pub fn destroy(&self) -> Result<(), SysError> {
+        let mut argument = DrmSyncobj {
+            handle: self.handle,
+            ..Default::default()
+        };
+        let request = uapi::DRM_IOCTL_SYNCOBJ_DESTROY;
+        ioctl(self.drm, request, &mut argument, || {
+            "SYNCOBJ_DESTROY".to_string()
+        })?;
+        Ok(())
+    }
+
     /// Waits for its fence until the monotonic clock has `timeout` nanoseconds.
     ///
     /// # Errors
@@ -143,17 +160,8 @@ impl SyncObj {
 
 impl Drop for SyncObj {
     fn drop(&mut self) {
-        let mut argument = DrmSyncobj {
-            handle: self.handle,
-            flags: 0,
-        };
         // The device may be gone, and the object with it.
-        let _ = ioctl(
-            self.drm,
-            uapi::DRM_IOCTL_SYNCOBJ_DESTROY,
-            &mut argument,
-            || "SYNCOBJ_DESTROY".to_string(),
-        );
+        let _ = self.destroy();
     }
 }
 

@@ -356,6 +356,30 @@ impl PciDevice {
         self.write_config(COMMAND, &new.to_le_bytes())
     }
 
+    /// A limit of its DMA, which is a number: `dma_mask_bits` or `dma_max_seg_size`.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the read.
+    pub fn dma_limit(&self, file: &str) -> Result<u32, SysError> {
+        let path = self.path(file);
+        let text = fs::read_to_string(&path)
+            .map_err(|error| SysError::io(format!("reading {}", path.display()), &error))?;
+        let what = || format!("a number from {}: {text:?}", path.display());
+        text.trim()
+            .parse()
+            .map_err(|_| SysError::new(what(), libc::EINVAL))
+    }
+
+    /// Sets such a limit, until the next probe of a driver. The device must not do DMA meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the write.
+    pub fn set_dma_limit(&self, file: &str, limit: u32) -> Result<(), SysError> {
+        write_file(&self.path(file), &limit.to_string())
+    }
+
     /// Start and length of a BAR, in CPU addresses.
     ///
     /// # Errors

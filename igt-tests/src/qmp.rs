@@ -123,6 +123,17 @@ impl Monitor {
         Ok(self.line(&text, limit)?.is_some())
     }
 
+    /// Whether QEMU has no device of this name.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the monitor does not answer.
+    #[track_caller]
+    pub fn is_free(&mut self, id: &str) -> Result<bool, Stop> {
+        let path = format!("{{\"path\": \"/machine/peripheral/{id}\"}}");
+        Ok(self.execute("qom-list", &path)?.is_err())
+    }
+
     /// Limits a disk to a number of bytes per second; 0 is no limit.
     ///
     /// # Errors

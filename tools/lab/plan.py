@@ -24,10 +24,13 @@ MATRIX = "vvram_matrix"
 EVERYWHERE = ("vvram_bar_export", "vvram_export", MATRIX, "vvram_p2p", "vvram_query")
 # The subtests of the matrix that depend on the route and not only on its kind.
 MATRIX_OF_ROUTE = (f"{MATRIX}@either-*", f"{MATRIX}@vram-*")
+# That of a device with limits that depends on it.
+LIMITS_OF_ROUTE = ("edu_limits@mask-vram",)
 # Programs that depend on the kind of address only: a bus address, an address behind an IOMMU, or
 # none.
-KINDS = ("avram_export", "edu_memory_life", "edu_user_memory", "vvram_counters", "vvram_hotplug",
-         "vvram_kill", "vvram_move", "vvram_reset", "vvram_svm_peer", "vvram_unbind", "vvram_vfio")
+KINDS = ("avram_export", "edu_limits", "edu_memory_life", "edu_user_memory", "vvram_counters",
+         "vvram_hotplug", "vvram_kill", "vvram_move", "vvram_reset", "vvram_svm_peer",
+         "vvram_unbind", "vvram_vfio")
 # The subtest of a program that runs once which depends on the kind of address as well.
 POSTED = "edu_faults@posted"
 # The subtests of these programs that say something without a route; the others need one.
@@ -47,14 +50,15 @@ TOOL_EVERYWHERE = ("p2p_agrees@attach", "p2p_agrees@pairs")
 # tool has to call the path unknown without privileges, and to agree with other drivers as well.
 REDIRECTED = "acs-pair"
 TOOL_REDIRECTED = ("p2p_agrees@nobody", "p2p_agrees@others")
-PAIR = ("pair_copy", "pair_import")                                             # two GPUs
+PAIR = ("pair_copy", "pair_hotplug", "pair_import")                             # two GPUs
 # With modelled GPUs: those in which devices access each other, for each kind of address; those in
 # which a device accesses system memory, also behind an IOMMU, which finds pages that are not mapped;
 # and the others, once.
 GPU_BOTH = ("mgpu_aperture", "mgpu_gone", "mgpu_model", "mgpu_peer", "mgpu_unbind")
 GPU_PEERS = (*GPU_BOTH, "mgpu_evict@import-*")
 GPU_KINDS = (*GPU_BOTH, "mgpu_evict", "mgpu_exec", "mgpu_vm")
-GPU_ONCE = ("mgpu_badinput", "mgpu_engine", "mgpu_queue", "mgpu_recover", "mgpu_reset")
+GPU_ONCE = ("mgpu_badinput", "mgpu_engine", "mgpu_pairs", "mgpu_queue", "mgpu_recover",
+            "mgpu_reset")
 # Those of their tests that wait for a timeout, or hang until the device is unbound or removed,
 # which does not depend on the kind of address: once.
 GPU_HUNG = ("mgpu_exec@hang", "mgpu_gone@removed-in-invalidation", "mgpu_gone@removed-in-reset")
@@ -85,15 +89,15 @@ GPU_FAULTS_OWN = tuple(f"mgpu_faults@{operation}" for operation in (
     "vm", "bind", "exec", "evict", "moves", "release", "reset", "report", "unbind", "probe"))
 # Programs that have the same result on all machines.
 ONCE = ("edu_faults", "hmm_cases", "mem_fds", "mem_groups", "mem_process", "vvram_async",
-        "vvram_badinput", "vvram_compat", "vvram_copy",
-        "vvram_create", "vvram_debugfs", "vvram_dmem", "vvram_exporter", "vvram_failures",
-        "vvram_fdinfo", "vvram_holders", "vvram_import", "vvram_leaks", "vvram_limits", "vvram_lru",
-        "vvram_mmap", "vvram_modules", "vvram_params", "vvram_pm", "vvram_prime", "vvram_queue",
+        "vvram_badinput", "vvram_compat", "vvram_copy", "vvram_create", "vvram_debugfs",
+        "vvram_dmem", "vvram_exporter", "vvram_failures", "vvram_fdinfo", "vvram_holders",
+        "vvram_import", "vvram_leaks", "vvram_limits", "vvram_lru", "vvram_mmap", "vvram_modules",
+        "vvram_pairs", "vvram_params", "vvram_pm", "vvram_prime", "vvram_queue",
         "vvram_signals", "vvram_sleep", "vvram_smallbar", "vvram_split", "vvram_storm", "vvram_svm",
         "vvram_svm_direct", "vvram_svm_life", "vvram_svm_share", "vvram_syncobj", "vvram_trace",
         "vvram_usage", "vvram_user", "vvram_views", "vvram_vm", "vvram_vmap",
         *FAULTS)
-ONCE_BOOTS = 2
+ONCE_BOOTS = 3
 # The bytes by a device that nobody here wrote: QEMU's edu, on each kind of route.
 ORIGINAL = tuple(f"vvram_p2p@{subtest}" for subtest in (
     "across-ranges", "dynamic", "iova-offset", "last-byte", "pinned", "revocable", "system-heap",
@@ -289,8 +293,9 @@ def everywhere(topology):
     """The programs of `EVERYWHERE` for a topology; objects in system memory use no route."""
     if of_kinds(topology):
         return (*EVERYWHERE, *TOOL)
-    return (*[name for name in EVERYWHERE if name != MATRIX], *MATRIX_OF_ROUTE, *TOOL_EVERYWHERE,
-            "p2p_agrees@why", *(TOOL_REDIRECTED if topology.name == REDIRECTED else ()))
+    return (*[name for name in EVERYWHERE if name != MATRIX], *MATRIX_OF_ROUTE, *LIMITS_OF_ROUTE,
+            *TOOL_EVERYWHERE, "p2p_agrees@why",
+            *(TOOL_REDIRECTED if topology.name == REDIRECTED else ()))
 
 
 def some(topology, on_all, kinds):

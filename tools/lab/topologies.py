@@ -15,7 +15,7 @@ AMD = ("-cpu", "max,family=25")
 OTHER = ("-cpu", "max")
 VRAM = "ivshmem-plain,id=gpu,memdev=vram"
 # The names of a second GPU, which uses the memory of the first one, and the other way round.
-VRAM2 = "ivshmem-plain,memdev=vram2"
+VRAM2 = "ivshmem-plain,id=gpu2,memdev=vram2"
 MEMORY2 = ("-object", "memory-backend-ram,id=vram2,size=16M,share=on")
 # The default mask of 28 bits silently truncates addresses: writes land in RAM.
 PEER = f"edu,id={models.PEER},dma_mask=0xffffffffffffffff"

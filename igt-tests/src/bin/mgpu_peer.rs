@@ -5,11 +5,14 @@
 use std::time::Duration;
 
 use vvram_tests::compute::{ballast, sum, Bench, Op, HUGE, LEFT, RESULTS};
-use vvram_tests::drm::EITHER;
+use vvram_tests::debugfs::DebugFs;
+use vvram_tests::drm::{Drm, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed};
+use vvram_tests::importers::{use_at_once, Importer};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, reached, take_all, Error, Mgpu, COMPUTE};
+use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::queue::beside_jobs;
 use vvram_tests::storm::{Action, Storm};
@@ -238,7 +241,42 @@ fn busy() -> Outcome {
     a.clean()
 }
 
+/// Two modelled GPUs, a GPU of another driver and a peer use one buffer, of each exporter.
+fn all_kinds() -> Outcome {
+    let [a, b] = Mgpu::pair()?;
+    let other = PciDevice::vvram()?;
+    let drm = Drm::open_on(&other)?;
+    let edu = PciDevice::edu()?;
+    let free = [&drm, &a.drm, &b.drm].map(Drm::vram_free);
+    for (exporter, debugfs, importers) in [
+        (&drm, DebugFs::open(&other)?, [&a.drm, &b.drm]),
+        (&a.drm, a.debugfs()?, [&b.drm, &drm]),
+    ] {
+        let object = exporter.create_flags(SIZE, EITHER)?;
+        let (map, buffer) = (object.map()?, object.export()?);
+        let id = object.info()?.id;
+        let all = [
+            Importer::peer(edu.name(), &buffer)?,
+            Importer::gpu(importers[0], &buffer)?,
+            Importer::peer(edu.name(), &buffer)?,
+            Importer::gpu(importers[1], &buffer)?,
+        ];
+        use_at_once(&object, &map, &all, patterns(), |place| {
+            Ok(debugfs.write("move", &format!("{id} {place}"))?)
+        })?;
+    }
+    for (drm, free) in [&drm, &a.drm, &b.drm].into_iter().zip(free) {
+        drm.await_vram_free(free?)?;
+    }
+    for gpu in [&a, &b] {
+        gpu.await_no_window()?;
+        gpu.clean()?;
+    }
+    Ok(())
+}
+
 igt_main! {
+    "all-kinds", "a buffer of each exporter with importers of all kinds", all_kinds;
     "read-by-others", "jobs depend on other readers of an import", read_by_others;
     "busy", "while the exporter works on the buffer all the time", busy;
     "both-ways", "the path, where it is, and the bytes", both_ways;

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use vvram_tests::compute::{sum, Bench, Op, Vm, HUGE, RESULTS};
-use vvram_tests::drm::{Gem, EITHER};
+use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{mapped_by_peer, patterns, placed};
 use vvram_tests::map::{Map, PAGE};
@@ -20,6 +20,7 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::queue::copy_after;
 use vvram_tests::rebind::{delete_module, module_users, Unbinding};
+use vvram_tests::reloads;
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::uapi::VvramSync;
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop, SysError};
@@ -770,6 +771,20 @@ fn sync_file() -> Outcome {
     works()
 }
 
+/// The module is reloaded while clients use a GPU.
+fn reloaded() -> Outcome {
+    let gpus = PciDevice::mgpus();
+    reloads::storm(
+        &[DRIVER],
+        || Some(Drm::try_open_split(DRIVER, &gpus[0])?.0),
+        |_| {
+            gpus.iter()
+                .all(|gpu| gpu.driver().as_deref() == Some(DRIVER))
+        },
+    )?;
+    works()
+}
+
 igt_main! {
     "core", "of the PCI driver, with jobs", core;
     "auxiliary", "of the DRM driver, with jobs", auxiliary;
@@ -779,6 +794,7 @@ igt_main! {
     "compute", "of the PCI driver, with jobs of both engines", compute;
     "hung", "of both drivers, with a timeout that is long, and jobs that hang", hung;
     "sync-file", "of the module, of which sync files of jobs of both engines are left", sync_file;
+    "reloaded", "of the module, while clients open and use the device", reloaded;
     "removed", "of a device that is removed by surprise, with jobs of both engines", removed;
     "callers", "also resets and removals, while processes use the device in all ways", callers;
 }

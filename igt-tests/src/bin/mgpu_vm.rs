@@ -13,10 +13,10 @@ use vvram_tests::compute::{
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{take_all, Mgpu};
+use vvram_tests::mgpu::{take_all, Error, Impatient, Mgpu};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
-use vvram_tests::proc::Child;
+use vvram_tests::proc::{Child, KernelLog};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, SysError};
 
 const PAGE64: u64 = PAGE as u64;
@@ -431,6 +431,45 @@ fn bad_input() -> Outcome {
     gpu.clean()
 }
 
+/// The numbers of invalidations have 32 bits, and begin shortly before they wrap: `FIRST` of
+/// `drivers/gpu/drm/mgpu/invalidate.rs`. The engine uses no old translation before, at, and after
+/// the wrap.
+fn wrap() -> Outcome {
+    const ROUNDS: u32 = 40;
+    let _driver = Impatient::with_invalidations()?;
+    let gpu = Mgpu::first()?;
+    let vm = Vm::new(&gpu)?;
+    let objects = [vm.create(PAGE64, VRAM)?, vm.create(PAGE64, SYSTEM)?];
+    let maps = [objects[0].map()?, objects[1].map()?];
+    let mut log = KernelLog::open()?;
+    for round in 1..=ROUNDS {
+        let here = round as usize % 2;
+        maps[0].set(0);
+        maps[1].set(0);
+        if round == ROUNDS {
+            // It is sent once more, and the log has the number of the first one.
+            gpu.inject(Error::NoInvalidate, 1)?;
+        }
+        vm.bind(&objects[here], HUGE)?;
+        vm.done(&[Op::fill(HUGE, 8, round)])?;
+        let word = u64::from(round) << 32 | u64::from(round);
+        check_eq!(maps[here].read(0), word, "word in round {round}");
+        check_eq!(maps[1 - here].read(0), 0, "the other one in round {round}");
+    }
+    let found = misc::poll(Duration::from_secs(10), || {
+        log.lines().iter().find_map(|line| {
+            let (_, rest) = line.split_once(": invalidation ")?;
+            rest.split(' ').next()?.parse::<u32>().ok()
+        })
+    });
+    check!(
+        found.is_some_and(|number| (1..1000).contains(&number)),
+        "the invalidation after the wrap has the number {found:?}"
+    );
+    drop((objects, vm));
+    gpu.clean()
+}
+
 igt_main! {
     "bind", "pages of both sizes, holes, and other objects in them", bind;
     "writes", "what the engine writes, and where", writes;
@@ -438,4 +477,5 @@ igt_main! {
     "limits", "page tables are given back", limits;
     "charged", "page tables are charged to the client", charged;
     "bad-input", "parts and address spaces that are not there", bad_input;
+    "wrap", "numbers of invalidations that wrap", wrap;
 }

@@ -12,9 +12,11 @@ use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{cpu_reads, patterns, works, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
+use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::queue::copy_after;
 use vvram_tests::rebind::{delete_module, module_users as users, reload, Unbound};
+use vvram_tests::reloads;
 use vvram_tests::uapi::{self, DMA_BUF_SYNC_WRITE as WRITE};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
 
@@ -256,10 +258,26 @@ fn bar_export() -> Outcome {
     works()
 }
 
+/// Both modules are reloaded while clients use them: an open file keeps each, and all calls on it
+/// succeed.
+fn load() -> Outcome {
+    let (gpu, edu) = (PciDevice::vvram()?, PciDevice::edu()?);
+    reloads::storm(
+        &["vvram", "edu_peer"],
+        || Drm::try_open_on(&gpu),
+        |module| match module {
+            "vvram" => gpu.driver().as_deref() == Some(module),
+            _ => edu.driver().as_deref() == Some(module),
+        },
+    )?;
+    works()
+}
+
 igt_main! {
     "vvram", "files, mappings and dma-bufs keep vvram loaded", vvram;
     "two-holders", "one of two users is enough to keep it", two_holders;
     "sync-file", "a sync file of a copy outlives vvram", sync_file;
     "edu-peer", "files keep edu_peer loaded, a sync file outlives it", edu_peer;
+    "load", "vvram and edu_peer are reloaded while clients use them", load;
     "bar-export", "files and dma-bufs keep bar_export loaded", bar_export;
 }

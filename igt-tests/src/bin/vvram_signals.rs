@@ -626,6 +626,62 @@ fn locks() -> Outcome {
     fixture.check_none(&shared.object)
 }
 
+/// The same for the calls of address spaces.
+fn lock_spaces() -> Outcome {
+    const AT: u64 = 2 * PAGE64;
+    let fixture = Fixture::with_route()?;
+    let (a, _) = patterns();
+    let shared = share(&fixture.drm, 1)?;
+    shared.map.fill(a);
+    fixture.drm.vm_bind(&shared.object, 0)?;
+    let timeline = Timeline::new()?;
+    let peer = &fixture.peer;
+    let mut holder = hold(peer, &shared.buffer, &timeline)?;
+    let read = || fixture.drm.vm_read(0, PAGE, 0).map(drop);
+    let bind = || fixture.drm.vm_bind(&shared.object, AT);
+    interrupt(LOCK, read, || Ok(()))?;
+    interrupt(LOCK, bind, || Ok(()))?;
+    kill(LOCK, read)?;
+    kill(LOCK, bind)?;
+    timeline.step()?;
+    holder.join("the holder", LIMIT)?;
+    // Nothing was bound by the calls that have failed.
+    expect_errno("VM_READ", fixture.drm.vm_read(AT, PAGE, 0), libc::EFAULT)?;
+    bind()?;
+    for at in [0, AT] {
+        if let Err(mismatch) = a.verify(&fixture.drm.vm_read(at, PAGE, 0)?, 0) {
+            fail!("at {at:#x}: {mismatch}");
+        }
+        fixture.drm.vm_unbind(at, PAGE64)?;
+    }
+    peer.finish_read(&mut [0; PAGE])?;
+    peer.detach()?;
+    fixture.check_none(&shared.object)
+}
+
+/// A process that waits for the list of attachments can be killed, whoever holds the reservation.
+fn lock_list() -> Outcome {
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 1)?;
+    let timeline = Timeline::new()?;
+    let peer = &fixture.peer;
+    let mut holder = hold(peer, &shared.buffer, &timeline)?;
+    let mut child = Child::spawn(|| Ok(shared.object.attachments().map(drop)?))?;
+    await_sleep(&mut child, LOCK, "SD")?;
+    child.signal(libc::SIGKILL);
+    let ended = child.wait(Duration::from_millis(500));
+    timeline.step()?;
+    holder.join("the holder", LIMIT)?;
+    check_eq!(
+        ended,
+        Some(Exit::Signal(libc::SIGKILL)),
+        "the end of a process that was killed"
+    );
+    peer.finish_read(&mut [0; PAGE])?;
+    peer.detach()?;
+    fixture.check_none(&shared.object)
+}
+
 /// An unbind that waits for a mapping goes on waiting after a signal, because the memory must not
 /// be freed while it is mapped.
 fn unbind() -> Outcome {
@@ -738,6 +794,8 @@ igt_main! {
     "cpu-access", "the begin of an access by the CPU", cpu_access;
     "lock", "a wait for the reservation", lock;
     "locks", "a copy that waits for the reservation", locks;
+    "lock-spaces", "VM_BIND and VM_READ that wait for the reservation", lock_spaces;
+    "lock-list", "GEM_ATTACHMENTS that waits for the reservation", lock_list;
     "unbind", "an unbind that waits for a mapping: signals do not end it", unbind;
     "unbind-in-fence", "a copy that waits does not hold up the unbind", unbind_in_fence;
 }

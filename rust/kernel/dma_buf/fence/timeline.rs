@@ -325,6 +325,10 @@ mod tests {
             FenceContext,
             FenceContextOps, //
         },
+        dma_resv::{
+            DmaResv,
+            Usage, //
+        },
         str::CString,
         sync::rcu, //
     };
@@ -371,6 +375,46 @@ mod tests {
         // SAFETY: The fence is valid.
         assert!(unsafe { (*fence.as_raw()).ops }.is_null());
 
+        Ok(())
+    }
+
+    #[test]
+    fn numbers_pass_32_bits() -> Result {
+        let timeline = Timeline::new(c"a driver", c"ring", 0)?;
+        let last = u64::from(u32::MAX) + 3;
+        timeline.line.lock().seqno = last - 5;
+
+        let resv = KBox::pin_init(DmaResv::new(), GFP_KERNEL)?;
+        let mut fences = KVec::new();
+        for number in last - 4..=last {
+            let fence = timeline.new_fence(KBox::new_uninit(GFP_KERNEL)?, false);
+            let mut guard = resv.lock();
+            let mut locked = guard.locked();
+
+            assert_eq!(fence.seqno(), number);
+            locked
+                .reserve_fences(1)?
+                .next()
+                .ok_or(ENOSPC)?
+                .add_fence(&fence, Usage::Write);
+            // Each replaces the fence before.
+            assert!(locked
+                .fences(Usage::Bookkeep)
+                .map(|fence| fence.seqno())
+                .eq([number]));
+            drop(guard);
+            fences.push(fence, GFP_KERNEL)?;
+        }
+
+        // The work is done in another order; the signals come in that of the numbers.
+        for (done, signalled) in [(4, 0), (2, 0), (0, 1), (1, 3), (3, 5)] {
+            // SAFETY: The timeline made the fence, whose work is done once.
+            unsafe { timeline.finish(fences[done].clone()) };
+            assert!(fences
+                .iter()
+                .enumerate()
+                .all(|(index, fence)| fence.is_signaled() == (index < signalled)));
+        }
         Ok(())
     }
 

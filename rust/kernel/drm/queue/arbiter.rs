@@ -73,6 +73,15 @@ const KERNEL_MAX: usize = 8;
 /// How many jobs the worker runs before it lets other work use the processor.
 const BATCH: usize = 16;
 
+/// The number before that of the first run. In kernels with tests the numbers soon pass 32 bits, so
+/// that code which loses the other half fails.
+const FIRST_TICKET: u64 = if cfg!(CONFIG_KUNIT) {
+    // CAST: A smaller type, in a constant.
+    u32::MAX as u64 - 4
+} else {
+    0
+};
+
 /// The numbers of the work item that runs jobs, of the timer, and of the work item that frees jobs.
 const RUN: u64 = 0;
 pub(super) const TIMER: u64 = 1;
@@ -387,7 +396,7 @@ impl Core {
         let flight = Flight {
             hw,
             nodes,
-            ticket: 0,
+            ticket: FIRST_TICKET,
             since: Instant::now(),
             timer: false,
             hurried: false,
