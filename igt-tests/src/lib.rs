@@ -35,7 +35,6 @@ pub mod fragment;
 pub mod fuzz;
 pub mod heap;
 pub mod igt;
-pub mod importers;
 pub mod invariants;
 pub mod iommu;
 pub mod map;
