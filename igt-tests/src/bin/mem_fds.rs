@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! File descriptors that drivers make: whether a program that is executed gets them, what one for
-//! reading permits, and what a process in a sandbox can do with those that it is given.
+//! File descriptors that drivers make: whether a program that is executed gets them, and what
+//! one for reading permits.
 
 use std::fs::OpenOptions;
 use std::os::fd::RawFd;
