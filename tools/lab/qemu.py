@@ -32,6 +32,8 @@ DETERMINISTIC = ("-smp", "1", "-accel", "tcg,thread=single", "-icount", "shift=0
 # The environment of the tests: processors that really run at the same time, and random numbers that
 # depend on the seed of the run alone.
 PROCESSORS = 4
+# The frequency of the timer tick of the guests, as in kconfig.
+HZ = 250
 REAL_TIME = ("-smp", str(PROCESSORS), "-accel", "tcg,thread=multi")
 KVM = ("-smp", str(PROCESSORS), "-accel", "kvm")
 COLLECT_TIMEOUT = 120
@@ -282,11 +284,12 @@ def busy():
     counter, which is that of the host, by the ticks: its clock would be wrong by any factor. Nor
     must it compare the counters of two processors: 7.3 also does so while a processor stops the
     machine to switch away from the tick-based clock, which then stands still, and with it the time
-    limit of the comparison.
+    limit of the comparison. Delays are loops over the same counter, whose calibration takes long
+    and finds nothing.
     """
     khz = None if kvm() else host.tsc_khz()
     return " ".join(["no_timer_check", "tsc=nowatchdog",
-                     *([f"tsc_early_khz={khz}"] if khz else [])])
+                     *([f"tsc_early_khz={khz}", f"lpj={khz * 1000 // HZ}"] if khz else [])])
 
 
 def kvm():

@@ -1,25 +1,32 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! File descriptors that drivers make: whether a program that is executed gets them, and what
-//! one for reading permits.
+//! File descriptors that drivers make: whether a program that is executed gets them, what one for
+//! reading permits, and what a process in a sandbox can do with those that it is given.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use vvram_tests::bar_export::{self, Exporter};
+use vvram_tests::debugfs::{open_for, DebugFs};
 use vvram_tests::disk::run;
-use vvram_tests::drm::{prime_export, DmaBuf, Drm};
+use vvram_tests::drm::{ioctl, prime_export, DmaBuf, Drm};
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, placed, Fixture};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::memory;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::proc::{Child, Steps};
+use vvram_tests::socket::{receive_fd, send_fd, sockets};
 use vvram_tests::split::{Card, Module, Split};
 use vvram_tests::uapi;
-use vvram_tests::{check_eq, expect_errno, igt_main, Outcome, Stop, SysError};
+use vvram_tests::user::{self, become_nobody};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// The flags of a file descriptor.
 fn flags(fd: RawFd) -> i32 {
@@ -144,9 +151,126 @@ fn read_only_peer() -> Outcome {
     expect_errno("a write by the peer", write, libc::EACCES)
 }
 
+/// Makes this process root of a user namespace of its own, and of nothing else.
+fn become_root_of_nothing() -> Outcome {
+    become_nobody()?;
+    // SAFETY: a plain system call; the process has one thread.
+    if unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) } < 0 {
+        return Err(SysError::last("unshare(CLONE_NEWUSER)").into());
+    }
+    for (file, text) in [
+        ("setgroups", "deny"),
+        ("uid_map", "0 65534 1"),
+        ("gid_map", "0 65534 1"),
+    ] {
+        let path = format!("/proc/self/{file}");
+        fs::write(&path, text).map_err(|error| SysError::io(path, &error))?;
+    }
+    // SAFETY: a plain system call.
+    check_eq!(unsafe { libc::geteuid() }, 0, "user in the namespace");
+    Ok(())
+}
+
+/// Checks what a process in a sandbox cannot open.
+#[track_caller]
+fn closed(nodes: &[PathBuf]) -> Outcome {
+    for path in nodes {
+        for (read, write) in [(true, false), (false, true)] {
+            let what = format!("opening {}", path.display());
+            expect_errno(&what, open_for(path, read, write), libc::EACCES)?;
+        }
+    }
+    let status = Command::new("mount")
+        .args(["-t", "debugfs", "debugfs", "/mnt"])
+        .output();
+    check!(
+        status.as_ref().is_ok_and(|output| !output.status.success()),
+        "debugfs can be mounted: {status:?}"
+    );
+    Ok(())
+}
+
+/// A process that is root of its own user namespace makes the calls of a client with files that it
+/// was given, and gains no privilege.
+fn sandbox() -> Outcome {
+    let fixture = Fixture::with_route()?;
+    let (a, b) = patterns();
+    let (card, other) = (Drm::open_card()?, Drm::open()?);
+    let debugfs = DebugFs::open(&fixture.gpu)?;
+    let nodes = [
+        fixture.drm.path().to_path_buf(),
+        card.path().to_path_buf(),
+        Path::new("/dev").join(format!("edu-peer-{}", fixture.peer.name())),
+        debugfs.path("move"),
+    ];
+    let _root = user::Mode::set(Path::new("/sys/kernel/debug"), 0o755)?;
+    let limit = fixture.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?;
+    let object = fixture.drm.create(2 * PAGE64)?;
+    let map = object.map()?;
+    map.fill(a);
+    let (ours, theirs) = sockets()?;
+    let (sent, written) = (Steps::new()?, Steps::new()?);
+    let mut child = Child::spawn(|| {
+        become_root_of_nothing()?;
+        closed(&nodes)?;
+        for (request, what) in [
+            (uapi::DRM_IOCTL_SET_MASTER, "SET_MASTER"),
+            (uapi::DRM_IOCTL_DROP_MASTER, "DROP_MASTER"),
+        ] {
+            let result = ioctl(card.fd(), request, &mut (), || what.to_string());
+            expect_errno(what, result, libc::EACCES)?;
+        }
+
+        // A buffer that arrives by a socket, and an object of its own.
+        sent.wait("the buffer", LIMIT)?;
+        let given = DmaBuf::new(receive_fd(&theirs)?);
+        let theirs = given.map()?;
+        cpu_reads(&theirs, a, &[0, 1])?;
+        theirs.fill_pages(b, 1, 1);
+        let own = other.create(2 * PAGE64)?;
+        placed(&own, uapi::PLACEMENT_VRAM)?;
+        let imported = other.import(&given)?;
+        let copy = other.copy((&imported, 0), (&own, 0), 2 * PAGE64)?;
+        copy.finish()?;
+        let own_map = own.map()?;
+        cpu_reads(&own_map, a, &[0])?;
+        cpu_reads(&own_map, b, &[1])?;
+
+        // The device, which accesses the buffer, and memory of this process.
+        let peer = &fixture.peer;
+        peer.attach(&given, Mode::Pinned)?;
+        peer.pin_and_map(Mode::Pinned)?;
+        peer_reads(peer, b, &[1])?;
+        peer.detach()?;
+        let memory = Map::private(2 * PAGE)?;
+        memory.fill(a);
+        peer.register(&memory)?;
+        memory::reads(peer, a, &[0])?;
+        memory::writes(peer, b, &[1])?;
+        cpu_reads(&memory, b, &[1])?;
+        peer.unregister()?;
+        check_eq!(
+            fixture.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?,
+            limit,
+            "the limit of pinned VRAM"
+        );
+        written.done()?;
+        Ok(())
+    })?;
+    let buffer = object.export()?;
+    send_fd(&ours, buffer.fd())?;
+    sent.done()?;
+    child.join("the sandbox", LIMIT)?;
+    written.wait("the sandbox", LIMIT)?;
+    cpu_reads(&map, a, &[0])?;
+    cpu_reads(&map, b, &[1])?;
+    fixture.check_none(&object)
+}
+
 igt_main! {
     "executed", "a program gets no file that a driver has made, unless it is to", executed;
     "executed-others", "the same with bar_export and avram", executed_others;
     "read-only", "a dma-buf for reading is not mapped for writing", read_only;
     "read-only-peer", "a device does not write to a dma-buf for reading", read_only_peer;
+    "sandbox", "the root of a user namespace is a client as any other", sandbox;
 }

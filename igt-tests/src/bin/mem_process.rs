@@ -14,7 +14,7 @@ use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::Peer;
 use vvram_tests::proc::{Child, Steps};
-use vvram_tests::svm::{check_places, filled, holds, HUGE};
+use vvram_tests::svm::{check_places, filled, holds, places, Place, HUGE};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO, EDU_PEER_MEMORY_KIND_SYSTEM as SYSTEM};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
 
@@ -410,9 +410,81 @@ fn collapsed() -> Outcome {
     drm.await_vram_free(free)
 }
 
+/// ksmd, which merges equal pages until this is dropped.
+struct Merging(());
+
+impl Merging {
+    const RUN: &str = "/sys/kernel/mm/ksm/run";
+
+    fn start() -> Result<Self, SysError> {
+        let write = |name: &str, text: &str| {
+            let path = format!("/sys/kernel/mm/ksm/{name}");
+            fs::write(&path, text).map_err(|error| SysError::io(path, &error))
+        };
+        let merging = Self(());
+        write("pages_to_scan", "1000")?;
+        write("sleep_millisecs", "1")?;
+        write("run", "1")?;
+        Ok(merging)
+    }
+}
+
+impl Drop for Merging {
+    fn drop(&mut self) {
+        // This also takes merged pages apart.
+        let _ = fs::write(Self::RUN, "2");
+    }
+}
+
+/// Equal pages that a device has mapped for writing are merged, and the device then reads one page in
+/// the place of both. If it writes, each place has its own page again. Pages in VRAM are not merged.
+fn merged() -> Outcome {
+    const MERGEABLE: i32 = libc::MADV_MERGEABLE;
+    let Setup { peer, map, a, b } = Setup::new()?;
+    let data = bytes(a, 0, 1);
+    complete(peer.memory_try_write(PAGE64, &data), 1)?;
+    let drm = Drm::open()?;
+    let there = filled(2, a)?;
+    there.fill_pages(a, 0, 1);
+    for index in 0..WORDS {
+        there.write(WORDS + index, there.read(index));
+    }
+    drm.svm_migrate(&there, 0..2)?;
+
+    let equal =
+        || Ok::<_, Stop>(peer.memory_page(0)?.dma_address == peer.memory_page(1)?.dma_address);
+    check!(!equal()?, "both places have one page at first");
+    let merging = Merging::start()?;
+    map.advise(0..PAGES, MERGEABLE)?;
+    there.advise(0..2, MERGEABLE)?;
+    let mut last = Ok(false);
+    let found = misc::poll(LIMIT, || {
+        last = equal();
+        (!matches!(last, Ok(false))).then_some(())
+    });
+    check!(last?, "the pages are not merged: {found:?}");
+    check_eq!(places(&there)?, [Place::Device; 2], "pages in VRAM");
+    let mut page = vec![0; PAGE];
+    complete(peer.memory_try_read(PAGE64, &mut page), 1)?;
+    check!(
+        page == data,
+        "the device reads other bytes of the merged page"
+    );
+    writes(&peer, b, &[1])?;
+    check!(!equal()?, "both places have one page after a write");
+    cpu_reads(&map, a, &[0, 2, 3])?;
+    cpu_reads(&map, b, &[1])?;
+    reads(&peer, a, &[0])?;
+    drop(merging);
+    reads(&peer, b, &[1])?;
+    cpu_reads(&map, a, &[0, 2, 3])?;
+    cpu_reads(&there, a, &[0])
+}
+
 igt_main! {
     "fork-storm", "processes that fork with memory in VRAM and mappings for direct I/O", fork_storm;
     "traced", "a debugger accesses memory in VRAM, and memory under a device", traced;
     "process-vm", "the same by process_vm_readv() and process_vm_writev()", process_vms;
     "collapsed", "pages under a device become a huge page, and small ones again", collapsed;
+    "merged", "equal pages under a device are merged, until it writes", merged;
 }
