@@ -220,7 +220,7 @@ pub fn flood(open: impl Fn() -> Result<Client, Stop>, rounds: u32, most: usize) 
 }
 
 /// Runs `user` in one process, while another one has `depth` jobs under way all the time, which
-/// `submit` queues. Fails if `user` ends only when there are no more jobs, or repeats a call.
+/// `submit` queues. Fails if `user` does not end before the jobs do, or repeats a call.
 ///
 /// # Errors
 ///
@@ -256,11 +256,11 @@ pub fn beside_jobs(
         Ok(())
     })?;
     let ended = user.wait(LIMIT);
+    let place = user.whereabouts();
+    let jobs_ended = worker.ended().is_some();
     stop.done()?;
-    check!(
-        ended.is_some() && worker.ended().is_none(),
-        "calls wait until there are no jobs any more"
-    );
-    user.join("the calls beside jobs", LIMIT)?;
-    worker.join("the jobs", LIMIT)
+    worker.join("the jobs", LIMIT)?;
+    check!(!jobs_ended, "the jobs ended before the calls");
+    check!(ended.is_some(), "calls wait for jobs without an end; {place}");
+    user.join("the calls beside jobs", LIMIT)
 }
