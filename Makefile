@@ -3,7 +3,7 @@
 # The commands of the repository; tools/lab does the work. The kernel's own
 # build reads Kbuild in this folder, never this file.
 
-export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY GPU EDU TEST CALLS TIME MUTANT WITHOUT OUT AUTHOR CONFIG
+export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY GPU EDU TEST CALLS TIME GUIDED MUTANT WITHOUT OUT AUTHOR CONFIG
 
 LAB := python3 -B tools/lab
 
@@ -59,6 +59,7 @@ help:
 	@echo '  MUTANT=id,...   only these mutations of tools/mutants/list.toml'
 	@echo '  CALLS=n TIME=n  of make fuzz (default: a million, half an hour); it takes TOPOLOGY='
 	@echo '                  and FLAVOUR= as well'
+	@echo '  GUIDED=0        coverage does not guide the calls of make fuzz FLAVOUR=kasan'
 	@echo '  WITHOUT=id,...  build a kernel without the patches whose names begin so'
 	@echo '  KVM=1           run guests under KVM instead of TCG (real time, not reproducible)'
 	@echo

@@ -31,6 +31,10 @@ IDENTITY = {"KBUILD_BUILD_TIMESTAMP": "2026-01-01 00:00:00Z",
 # clippy-driver compiles everything that rustc would: one build serves the boots and the lint
 # gate, and with CONFIG_WERROR no warning of either passes.
 MAKE = ["make", "LLVM=1", "CLIPPY=1", "O=/build/out"]
+# The objects that kcov instruments: the Rust abstractions, and our drivers. These settings are on
+# the command line, because they are for the fuzzer alone and not part of the series.
+TRACED = [f"KCOV_INSTRUMENT_{name}.o=y"
+          for name in ("kernel", "vvram", "mgpu", "avram", "edu_peer", "bar_export")]
 
 
 def flavour():
@@ -80,17 +84,22 @@ class Kernel:
         """The parameters that this kernel needs on its command line."""
         return CMDLINE.get(self.flavour, "")
 
+    @property
+    def command(self):
+        """The kernel's make, as this kernel needs it."""
+        return [*MAKE, *(TRACED if has("CONFIG_KCOV=y", self.flavour) else ())]
+
     def make(self, step, targets, hint, box=None):
         """Run the kernel's make."""
         step.count_objects()
         remove_half_made(self.folder)
-        step.run([*MAKE, f"-j{jobs()}", *targets], hint, box or self.box,
+        step.run([*self.command, f"-j{jobs()}", *targets], hint, box or self.box,
                  cwd="/build/src", env=IDENTITY)
 
     def ensure(self, steps):
         """Configure, build and install the kernel and its modules if the inputs have changed."""
         config = self._configure(steps)
-        self.key = cache.digest(self.source.state, config, toolchain.KEY, MAKE, IDENTITY,
+        self.key = cache.digest(self.source.state, config, toolchain.KEY, self.command, IDENTITY,
                                 COMPILED_ONLY)
         stamp = cache.Stamp(self.folder / "built")
         if stamp.holds(self.key):

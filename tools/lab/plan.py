@@ -103,8 +103,9 @@ ORIGINAL = tuple(f"vvram_p2p@{subtest}" for subtest in (
     "across-ranges", "dynamic", "iova-offset", "last-byte", "pinned", "revocable", "system-heap",
     "two-files", "unaligned"))
 ORIGINAL_ON = ("switch", "host-bridge", "intel-iommu", "no-route")
-# Random calls: the machines of `make fuzz`, and its default numbers.
+# Random calls: the machine of `make check`, those of `make fuzz`, and its default numbers.
 FUZZ = ("fuzz_calls",)
+FUZZ_SHORT = "gpu-switch"
 FUZZ_LONG = ("pair-switch", "gpu-switch", "intel-iommu")
 FUZZ_CALLS = 1_000_000
 FUZZ_SECONDS = 1800
@@ -161,7 +162,8 @@ BUSY = 1.0
 
 def check():
     """The boots of `make check`."""
-    return [*kunit(), *own(), *disks(), *gpus(), *rdma_boots()]
+    return [*kunit(), *own(), *disks(), *gpus(), *rdma_boots(),
+            fuzz_boot("check-fuzz", topologies.find(FUZZ_SHORT))]
 
 
 def sanitized():
@@ -252,7 +254,8 @@ def fuzz():
     machines = [chosen] if chosen else FUZZ_LONG
     calls = qemu.number("CALLS", FUZZ_CALLS) // len(machines)
     return [fuzz_boot(f"fuzz-{name}", topologies.find(name), VVRAM_FUZZ_CALLS=calls,
-                      VVRAM_FUZZ_TIME=qemu.number("TIME", FUZZ_SECONDS), VVRAM_SOAK=SOAK)
+                      VVRAM_FUZZ_TIME=qemu.number("TIME", FUZZ_SECONDS),
+                      VVRAM_FUZZ_GUIDED=qemu.number("GUIDED", 1), VVRAM_SOAK=SOAK)
             for name in machines]
 
 

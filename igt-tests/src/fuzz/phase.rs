@@ -8,6 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::calls::{table, Op};
+use super::corpus::Step;
+use super::coverage::Trace;
 use super::root::{devices, open_up, Root};
 use super::thread::{open_all, Rules};
 use super::worker::{self, Plan, Program, PROCESSES};
@@ -155,16 +157,13 @@ impl Recorder {
         let mut text = String::new();
         for (thread, written) in self.written.iter_mut().enumerate() {
             let log = world.log(thread);
-            for (seed, op, result) in log.since(*written) {
+            for (step, result) in log.since(*written) {
                 let result = match result {
                     0 => "ok".to_string(),
                     UNDER_WAY => "under way".to_string(),
                     errno => errno_name(errno as i32),
                 };
-                text += &format!(
-                    "{thread} {seed:#x} {} # {result}\n",
-                    table().name(op).replace(' ', "-")
-                );
+                text += &format!("{thread} {step} # {result}\n");
             }
             *written = log.len();
         }
@@ -179,9 +178,7 @@ pub fn parse(text: &str) -> Option<Program> {
     let line = |line: &str| {
         let mut words = line.split_whitespace();
         let thread = words.next()?.parse().ok()?;
-        let seed = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
-        let kind = table().named(&words.next()?.replace('-', " "))?;
-        Some((thread, seed, kind))
+        Some((thread, Step::parse(&mut words)?))
     };
     let all: Option<Program> = text.lines().map(line).collect();
     // The threads fork their children themselves.
@@ -276,8 +273,11 @@ pub fn run(
     let disk = disk();
     let most = number("VVRAM_FUZZ_CALLS").map_or(u64::MAX, |calls| calls * phase.share / 100);
     let repeats = program.is_some();
+    let traced = !repeats && Trace::possible()?;
     let plan = Plan {
         seed,
+        traced,
+        guided: traced && number("VVRAM_FUZZ_GUIDED") != Some(0),
         nobody: phase.nobody,
         rules: Rules {
             unbinds: phase.root,
@@ -333,6 +333,9 @@ pub fn run(
     let calls = world.calls.load(Ordering::Relaxed);
     let (seconds, path) = (begin.elapsed().as_secs_f64(), recorder.path);
     say(&format!("{calls} calls in {seconds:.1} s, {path}"));
+    if !repeats {
+        report_coverage(world, &plan)?;
+    }
     let disturbed = report(world, phase, root, &mut findings);
     check!(
         repeats || disturbed > 0,
@@ -343,6 +346,24 @@ pub fn run(
         findings,
         program: program.unwrap_or_default(),
     })
+}
+
+/// Prints what the calls of this program have reached so far.
+fn report_coverage(world: &World, plan: &Plan) -> Outcome {
+    if !plan.traced {
+        say("the kernel has no kcov, so nothing guides the calls");
+        return Ok(());
+    }
+    let (places, kept) = (world.places.count(), world.corpus.kept());
+    let guide = if plan.guided { "guide" } else { "do not guide" };
+    say(&format!(
+        "{places} places reached, {kept} sequences of calls kept, which {guide} the calls"
+    ));
+    check!(
+        places > 0,
+        "kcov has seen no place of our code: is it instrumented?"
+    );
+    Ok(())
 }
 
 /// Prints what has disturbed the calls, and adds findings that are not in the kernel log; how often
@@ -430,7 +451,10 @@ pub fn subtest(world: &'static World, phase: Phase) -> Outcome {
         for thread in 0..LOGS {
             let log = world.log(thread);
             let calls = log.since(log.len().saturating_sub(8));
-            let names: Vec<_> = calls.iter().map(|(_, op, _)| table().name(*op)).collect();
+            let names: Vec<_> = calls
+                .iter()
+                .map(|(step, _)| table().name(step.op))
+                .collect();
             say(&format!("    {thread}: {}", names.join(", ")));
         }
         print_short(world, phase, &run)?;
@@ -504,9 +528,7 @@ fn never(world: &World) -> Vec<&'static str> {
 
 /// The lines of a program, as [`parse`] reads them.
 pub fn written(program: &Program) -> Vec<String> {
-    let line = |(thread, seed, op): &(usize, u64, usize)| {
-        format!("{thread} {seed:#x} {}", table().name(*op).replace(' ', "-"))
-    };
+    let line = |(thread, step): &(usize, Step)| format!("{thread} {step}");
     program.iter().map(line).collect()
 }
 
@@ -598,12 +620,17 @@ mod tests {
     fn a_program_is_written_as_it_is_read() {
         let world = World::new().unwrap();
         let kind = table().named("syncobj_handle_to_fd of a fence").unwrap();
-        world.log(2).begin(0xabc, kind);
+        let step = Step::new(0xabc, Some(kind));
+        world.log(2).begin(&step);
         let mut recorder = Recorder::new("test");
         recorder.record(world);
         let text = fs::read_to_string(&recorder.path).unwrap();
         fs::remove_file(&recorder.path).unwrap();
-        assert_eq!(parse(&text), Some(vec![(2, 0xabc, kind)]));
+        assert_eq!(parse(&text), Some(vec![(2, step)]));
+        assert_eq!(
+            written(&vec![(2, step)]).join("\n") + " # under way\n",
+            text
+        );
         assert_eq!(parse("1 2 nothing"), None);
     }
 
@@ -621,12 +648,13 @@ mod tests {
 
     #[test]
     fn a_program_is_shortened_to_what_matters() {
-        let all: Program = (0..100).map(|seed| (0, seed, 0)).collect();
+        let call = |seed| (0, Step::new(seed, Some(0)));
+        let all: Program = (0..100).map(call).collect();
         let shows = |program: &Program| {
-            let has = |seed| program.iter().any(|call| call.1 == seed);
+            let has = |seed| program.contains(&call(seed));
             Ok(has(17) && has(80))
         };
         let short = shorten(all, shows).unwrap();
-        assert_eq!(short, [(0, 17, 0), (0, 80, 0)]);
+        assert_eq!(short, [call(17), call(80)]);
     }
 }

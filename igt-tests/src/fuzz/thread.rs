@@ -10,11 +10,13 @@ use std::sync::atomic::Ordering;
 
 use super::arena::{self, Ferry, BLOCK, BLOCKS, MEMORY, READ_WRITE, ROOM};
 use super::calls::{table, Core, Op, UNLISTED};
+use super::corpus::{Step, Words, SEQUENCE};
+use super::coverage::Trace;
 use super::world::{World, FILES, FIRST_CHILD, LOGS, MINE};
 use crate::describe::{self, make, Call, File, Kind, Source, Thing, ALWAYS, MOST, NOWHERE};
 use crate::drm::driver_name;
 use crate::map::PAGE;
-use crate::misc::{mix, Lcg};
+use crate::misc::mix;
 use crate::socket::{receive_fd, send_fd};
 use crate::uapi::{self, VvramGemMmapOffset};
 use crate::SysError;
@@ -47,7 +49,8 @@ pub struct Thread {
     world: &'static World,
     rules: Rules,
     number: usize,
-    random: Lcg,
+    trace: Option<Trace>,
+    random: Words,
     ferry: Ferry,
     nth: Option<fs::File>,
     /// Whether an allocation is about to fail.
@@ -65,19 +68,28 @@ pub struct Thread {
 }
 
 impl Thread {
-    /// Of a number, which is that of its log and its room.
+    /// Of a number, which is that of its log and its room, on the calling thread.
     ///
     /// # Errors
     ///
     /// Any error of the system calls.
-    pub fn new(world: &'static World, rules: Rules, number: usize) -> Result<Self, SysError> {
+    pub fn new(
+        world: &'static World,
+        rules: Rules,
+        number: usize,
+        trace: Option<Trace>,
+    ) -> Result<Self, SysError> {
+        if let Some(trace) = &trace {
+            trace.enable()?;
+        }
         let path = "/proc/thread-self/fail-nth";
         let nth = fs::File::options().read(true).write(true).open(path);
         Ok(Self {
             world,
             rules,
             number,
-            random: Lcg::new(0),
+            trace,
+            random: Words::new(&Step::new(0, None)),
             ferry: Ferry::new()?,
             nth: nth.ok().filter(|_| rules.faults),
             armed: false,
@@ -89,11 +101,10 @@ impl Thread {
         })
     }
 
-    /// Makes the call of a number: a kind that is given, or a random one.
-    pub fn step(&mut self, seed: u64, kind: Option<usize>) {
-        self.random = Lcg::new(mix(seed, 0));
-        let random = table().pick(&mut self.random);
-        let op = kind.unwrap_or(random);
+    /// Makes a call, and keeps it if it has reached a new place.
+    pub fn step(&mut self, step: Step) {
+        let Step { seed, op, .. } = step;
+        self.random = Words::new(&step);
         self.useful = seed & USEFUL != 0;
         // More than half of the calls have no wrong value at all.
         self.wrong = match self.random.pick(&[0, 0, 0, 40, 12]) {
@@ -102,14 +113,23 @@ impl Thread {
         };
         self.used = 0;
         let log = self.world.log(self.number);
-        log.begin(seed, op);
+        log.begin(&step);
         name_thread(table().name(op));
+        if let Some(trace) = &self.trace {
+            trace.clear();
+        }
         let begin = describe::monotonic();
         let errno = self.call(op, seed);
         let time = (describe::monotonic() - begin) / 1000;
         log.end(errno);
         self.world.count(op).note(errno, time);
         self.world.calls.fetch_add(1, Ordering::Relaxed);
+        let places = self.trace.as_ref().map(Trace::reached);
+        if places.is_some_and(|places| self.world.places.note(places) > 0) {
+            let last = log.since(log.len().saturating_sub(SEQUENCE as u64));
+            let last: Vec<_> = last.into_iter().map(|(step, _)| step).collect();
+            self.world.corpus.keep(&last, self.random.drawn());
+        }
     }
 
     fn call(&mut self, op: usize, seed: u64) -> i32 {
@@ -516,7 +536,7 @@ impl Thread {
     fn with_pages(
         &mut self,
         blocks: std::ops::Range<usize>,
-        call: impl FnOnce(*mut libc::c_void, usize, &mut Lcg) -> i32,
+        call: impl FnOnce(*mut libc::c_void, usize, &mut Words) -> i32,
     ) -> Result<(), i32> {
         let end = arena::block(blocks.end);
         let at = match self.below(2) {
@@ -602,6 +622,7 @@ impl Thread {
         // SAFETY: a plain system call.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
         self.child = true;
+        self.trace = None;
         self.nth = None;
         self.number = FIRST_CHILD + number;
         if let Ok(ferry) = Ferry::new() {
@@ -609,7 +630,7 @@ impl Thread {
             std::mem::forget(std::mem::replace(&mut self.ferry, ferry));
             for index in 0..20 {
                 if !self.world.stopped() {
-                    self.step(mix(seed, index), None);
+                    self.step(Step::new(mix(seed, index), None));
                 }
             }
         }

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use super::arena;
 use super::calls::{table, FIRST};
+use super::corpus::Step;
+use super::coverage::Trace;
 use super::thread::{Rules, Thread, USEFUL};
 use super::world::{World, FIRST_CHILD, MINE};
 use crate::misc::{mix, Lcg};
@@ -22,9 +24,11 @@ const _: () = assert!(PROCESSES * THREADS <= FIRST_CHILD);
 
 /// How many random calls are between those that are useful for others.
 const BETWEEN: usize = 200;
+/// No call has this number: that of the choices among kept calls.
+const GUIDE: u64 = u64::MAX;
 
-/// The calls that are made: number of the thread, number of the call, kind.
-pub type Program = Vec<(usize, u64, usize)>;
+/// The calls that are made, with the number of the thread of each.
+pub type Program = Vec<(usize, Step)>;
 
 /// What the processes do.
 #[derive(Clone, Debug)]
@@ -35,6 +39,10 @@ pub struct Plan {
     pub nobody: bool,
     /// What they may do.
     pub rules: Rules,
+    /// Whether kcov traces them.
+    pub traced: bool,
+    /// Whether they often vary calls that have reached new places, instead of making new ones.
+    pub guided: bool,
     /// The program that is repeated, if one is.
     pub program: Option<Program>,
 }
@@ -57,14 +65,18 @@ pub fn run(world: &'static World, plan: &Plan, process: usize) -> Outcome {
         libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut());
         libc::signal(libc::SIGCHLD, libc::SIG_IGN);
     }
+    let mut traces = Vec::new();
+    for _ in 0..THREADS {
+        traces.push(plan.traced.then(Trace::new).transpose()?);
+    }
     if plan.nobody {
         become_nobody()?;
     }
     let mut threads = Vec::new();
-    for index in 0..THREADS {
+    for (index, trace) in traces.into_iter().enumerate() {
         let number = process * THREADS + index;
         let plan = plan.clone();
-        threads.push(thread::spawn(move || calls(world, &plan, number)));
+        threads.push(thread::spawn(move || calls(world, &plan, number, trace)));
     }
     // Signals end waits at random places. An injected failure of a copy may be that of the frame of a
     // signal, which kills the process, so there are none then.
@@ -87,25 +99,42 @@ pub fn run(world: &'static World, plan: &Plan, process: usize) -> Outcome {
 }
 
 /// The calls of a thread.
-fn calls(world: &'static World, plan: &Plan, number: usize) -> Result<(), SysError> {
-    let mut thread = Thread::new(world, plan.rules, number)?;
+fn calls(
+    world: &'static World,
+    plan: &Plan,
+    number: usize,
+    trace: Option<Trace>,
+) -> Result<(), SysError> {
+    let mut thread = Thread::new(world, plan.rules, number, trace)?;
     if let Some(program) = &plan.program {
-        for (of, seed, kind) in program {
+        for (of, step) in program {
             if *of == number && !world.stopped() {
-                thread.step(*seed, Some(*kind));
+                thread.step(*step);
             }
         }
         return Ok(());
     }
     let seed = mix(plan.seed, number as u64);
+    let mut guide = Lcg::new(mix(seed, GUIDE));
     let mut next = 0;
-    let mut step = |kind| {
+    let mut step = |kind: Option<usize>| {
         let number = mix(seed, next);
-        match kind {
-            Some(kind) => thread.step(number | USEFUL, Some(kind)),
-            None => thread.step(number & !USEFUL, None),
-        }
         next += 1;
+        let mut steps = Vec::new();
+        if plan.guided && kind.is_none() && guide.below(2) == 0 {
+            steps = world.corpus.vary(&mut guide);
+        }
+        if steps.is_empty() {
+            steps.push(match kind {
+                Some(_) => Step::new(number | USEFUL, kind),
+                None => Step::new(number & !USEFUL, None),
+            });
+        }
+        for step in steps {
+            if !world.stopped() {
+                thread.step(step);
+            }
+        }
     };
     while !world.stopped() {
         // The first thread of a process makes the useful ones again and again.
@@ -115,14 +144,10 @@ fn calls(world: &'static World, plan: &Plan, number: usize) -> Result<(), SysErr
             &[]
         };
         for name in useful {
-            if !world.stopped() {
-                step(table().named(name));
-            }
+            step(table().named(name));
         }
         for _ in 0..BETWEEN {
-            if !world.stopped() {
-                step(None);
-            }
+            step(None);
         }
     }
     Ok(())

@@ -4,6 +4,8 @@
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+use super::corpus::{Corpus, Slot, Step};
+use super::coverage::Places;
 use crate::describe::{File, Thing};
 use crate::map::Map;
 use crate::SysError;
@@ -112,7 +114,14 @@ impl Count {
 #[derive(Debug)]
 pub struct Log {
     next: AtomicU64,
-    entries: [[AtomicU64; 2]; KEPT],
+    entries: [Entry; KEPT],
+}
+
+/// A call, and its error, 0, or [`UNDER_WAY`].
+#[derive(Debug)]
+struct Entry {
+    step: Slot,
+    result: AtomicU32,
 }
 
 /// What became of a call that has not returned.
@@ -120,19 +129,18 @@ pub const UNDER_WAY: u32 = u32::MAX;
 
 impl Log {
     /// Notes a call that is about to be made.
-    pub fn begin(&self, seed: u64, op: usize) {
+    pub fn begin(&self, step: &Step) {
         let next = self.next.load(ORDER);
         let entry = &self.entries[next as usize % KEPT];
-        entry[0].store(seed, ORDER);
-        entry[1].store((op as u64) << 32 | u64::from(UNDER_WAY), ORDER);
+        entry.step.store(step);
+        entry.result.store(UNDER_WAY, ORDER);
         self.next.store(next + 1, ORDER);
     }
 
     /// Notes its error, or 0.
     pub fn end(&self, errno: i32) {
         let entry = &self.entries[(self.next.load(ORDER) as usize).wrapping_sub(1) % KEPT];
-        let op = entry[1].load(ORDER) >> 32;
-        entry[1].store(op << 32 | errno as u64, ORDER);
+        entry.result.store(errno as u32, ORDER);
     }
 
     /// How many calls were noted.
@@ -145,16 +153,13 @@ impl Log {
         self.len() == 0
     }
 
-    /// The calls from a number on that are kept, in order: seed, kind, error.
-    pub fn since(&self, first: u64) -> Vec<(u64, usize, u32)> {
+    /// The calls from a number on that are kept, in order, and their errors.
+    pub fn since(&self, first: u64) -> Vec<(Step, u32)> {
         let end = self.len();
         let first = first.max(end.saturating_sub(KEPT as u64));
         let entries = (first..end).map(|index| &self.entries[index as usize % KEPT]);
         entries
-            .map(|entry| {
-                let what = entry[1].load(ORDER);
-                (entry[0].load(ORDER), (what >> 32) as usize, what as u32)
-            })
+            .map(|entry| (entry.step.load(), entry.result.load(ORDER)))
             .collect()
     }
 }
@@ -170,6 +175,10 @@ pub struct World {
     pub children: AtomicU32,
     /// Allocations and copies that failed on purpose.
     pub injected: AtomicU64,
+    /// Places of our code that calls have reached.
+    pub places: Places,
+    /// The calls that have reached new ones.
+    pub corpus: Corpus,
     opens: [Open; FILES],
     counts: [Count; OPS],
     logs: [Log; LOGS],
@@ -191,7 +200,7 @@ impl World {
         Ok(world)
     }
 
-    /// Forgets all files and calls, but not the counters.
+    /// Forgets all files and calls, but not the counters, nor the places and the calls that are kept.
     pub fn begin(&self) {
         self.stop.store(0, ORDER);
         self.calls.store(0, ORDER);
@@ -360,13 +369,14 @@ mod tests {
     fn a_log_keeps_the_last_calls() {
         let world = World::new().unwrap();
         let log = world.log(0);
+        let step = |seed| Step::new(seed, Some(3));
         for call in 0..KEPT as u64 + 2 {
-            log.begin(call, 3);
+            log.begin(&step(call));
             log.end(libc::EINVAL);
         }
-        log.begin(9, 4);
+        log.begin(&step(9));
         assert_eq!(log.since(0).len(), KEPT);
-        assert_eq!(log.since(0)[0], (3, 3, libc::EINVAL as u32));
-        assert_eq!(log.since(KEPT as u64 + 2), [(9, 4, UNDER_WAY)]);
+        assert_eq!(log.since(0)[0], (step(3), libc::EINVAL as u32));
+        assert_eq!(log.since(KEPT as u64 + 2), [(step(9), UNDER_WAY)]);
     }
 }

@@ -217,6 +217,15 @@ class Settings(unittest.TestCase):
             argv = machine.argv(plan.igt("a", SWITCH, ["x"]), ())
             self.assertEqual("no5lvl" in argv[argv.index("-append") + 1], bool(wanted))
 
+    def test_kcov_instruments_the_drivers_and_the_abstractions(self):
+        drivers = (pipeline.REPO / "drivers").rglob("Makefile")
+        objects = re.findall(r"\+= (\S+\.o)$", "\n".join(map(Path.read_text, drivers)), re.M)
+        command = kernel.Kernel.command.fget
+        added = set(command(mock.Mock(flavour="kasan"))) - set(kernel.MAKE)
+        self.assertEqual(added, {f"KCOV_INSTRUMENT_{name}=y" for name in (*objects, "kernel.o")})
+        self.assertTrue(kernel.has("# CONFIG_KCOV_INSTRUMENT_ALL is not set", "kasan"))
+        self.assertEqual(command(mock.Mock(flavour="check")), kernel.MAKE)
+
     def test_what_the_kernel_would_cut_is_refused(self):
         boot = qemu.Boot("a", SWITCH, "igt", 1, {"LAB_TESTS": "x" * qemu.CMDLINE})
         with self.assertRaises(LabError):
