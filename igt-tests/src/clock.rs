@@ -30,6 +30,21 @@ pub fn stay_in_memory() -> Result<(), SysError> {
     Ok(())
 }
 
+/// Lets this thread go before workers of the kernel, so that it depends on nothing when one that it
+/// has woken begins.
+///
+/// # Errors
+///
+/// Any error of sched_setscheduler(2).
+pub fn go_first() -> Result<(), SysError> {
+    let first = libc::sched_param { sched_priority: 1 };
+    // SAFETY: The pointer is valid for a read of the parameters.
+    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &first) } != 0 {
+        return Err(SysError::last("sched_setscheduler(SCHED_FIFO)"));
+    }
+    Ok(())
+}
+
 /// Sleeps at least a fifth of a second, until the monotonic clock is at a multiple of that.
 ///
 /// After that the timer interrupts come at the same places in each run, and deferred work is done.
@@ -115,6 +130,11 @@ impl Costs {
     /// Adds a cost that was measured in another way.
     pub fn add(&mut self, cost: u64) {
         self.0.push(cost);
+    }
+
+    /// How many repetitions there were.
+    pub fn count(&self) -> usize {
+        self.0.len()
     }
 
     /// The least cost, which is that without interference.

@@ -28,6 +28,13 @@ impl Figures {
         self.add(&format!("{name}.most"), costs.most());
     }
 
+    /// Adds the median, if the least cost is a coincidence that does not happen in each boot.
+    pub fn typical(&mut self, name: &str, costs: &Costs) {
+        self.add(name, costs.median());
+        self.add(&format!("{name}.median"), costs.median());
+        self.add(&format!("{name}.most"), costs.most());
+    }
+
     /// Records that the next `count` windows ([`crate::window`]) belong to a figure.
     pub fn windows(&mut self, name: &str, count: usize) {
         self.add(&format!("{WINDOWS}{name}"), count as u64);

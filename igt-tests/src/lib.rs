@@ -59,6 +59,7 @@ pub mod route;
 pub mod signals;
 pub mod slab;
 pub mod socket;
+pub mod spent;
 pub mod split;
 pub mod storm;
 pub mod svm;

@@ -41,6 +41,27 @@ impl Instance {
         let text = fs::read_to_string(&path);
         Ok(text.map_err(|error| SysError::io(path.display().to_string(), &error))?)
     }
+
+    /// All events with their times, in their order. Ends the trace.
+    #[track_caller]
+    fn moments(&self) -> Result<Vec<Moment>, Stop> {
+        self.write("tracing_on", "0")?;
+        let text = self.read("trace")?;
+        // `# entries-in-buffer/entries-written: 12/12   #P:1`
+        let counts = text
+            .lines()
+            .find_map(|line| line.split_once("entries-written: "));
+        let counts = counts.and_then(|(_, rest)| rest.split_whitespace().next()?.split_once('/'));
+        check!(
+            counts.is_some_and(|(left, written)| left == written),
+            "events were lost: {counts:?}"
+        );
+        let bad = |line| Stop::fail(format_args!("not an event: {line:?}"));
+        text.lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| Moment::parse(line).ok_or_else(|| bad(line)))
+            .collect()
+    }
 }
 
 impl Drop for Instance {
@@ -166,7 +187,7 @@ impl Moment {
     }
 
     /// The event of a line, `comm-pid [cpu] flags time: name: fields`.
-    fn parse(line: &str) -> Option<Self> {
+    pub(crate) fn parse(line: &str) -> Option<Self> {
         let (task, rest) = line.split_once(" [")?;
         let mut parts = rest.splitn(3, ": ");
         // A time in microseconds has a decimal point.
@@ -202,43 +223,6 @@ impl Jobs {
         Ok(Self(trace))
     }
 
-    /// Makes a trace that also has doorbells, interrupts and fences, and whose clock is the time
-    /// stamp counter.
-    ///
-    /// # Errors
-    ///
-    /// Fails the subtest if there are no such events.
-    #[track_caller]
-    pub fn with_interrupts() -> Result<Self, Stop> {
-        let this = Self::new()?;
-        this.0.write("trace_clock", "x86-tsc")?;
-        for event in [
-            "drm_queue/drm_queue_started",
-            "irq/irq_handler_entry",
-            "dma_fence/dma_fence_signaled",
-        ] {
-            this.0.write(&format!("events/{event}/enable"), "1")?;
-        }
-        Ok(this)
-    }
-
-    /// All events with their times, in their order. Ends the trace.
-    ///
-    /// # Errors
-    ///
-    /// Fails the subtest if some of them were lost.
-    #[track_caller]
-    pub fn moments(&self) -> Result<Vec<Moment>, Stop> {
-        self.0.write("events/enable", "0")?;
-        let text = self.0.read("trace")?;
-        check!(!text.contains("LOST"), "events were lost");
-        let bad = |line| Stop::fail(format_args!("not an event: {line:?}"));
-        text.lines()
-            .filter(|line| !line.starts_with('#'))
-            .map(|line| Moment::parse(line).ok_or_else(|| bad(line)))
-            .collect()
-    }
-
     /// The events of jobs, in their order. Ends the trace.
     ///
     /// # Errors
@@ -247,7 +231,7 @@ impl Jobs {
     #[track_caller]
     pub fn events(&self) -> Result<Vec<JobEvent>, Stop> {
         let mut found = Vec::new();
-        for moment in self.moments()? {
+        for moment in self.0.moments()? {
             let Some(name) = moment.name.strip_prefix("drm_queue_") else {
                 continue;
             };
@@ -265,6 +249,67 @@ impl Jobs {
             });
         }
         Ok(found)
+    }
+}
+
+/// A trace of what runs: tasks, interrupts and work items, and the begin and the end of jobs. Its
+/// clock is the time stamp counter.
+#[derive(Debug)]
+pub struct Running(Instance);
+
+impl Running {
+    /// Makes a trace.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there are no such events.
+    #[track_caller]
+    pub fn new() -> Result<Self, Stop> {
+        let trace = Instance::new("vvram-running")?;
+        trace.write("tracing_on", "0")?;
+        trace.write("trace_clock", "x86-tsc")?;
+        // A guest that waits for a device has many of them.
+        trace.write("buffer_size_kb", "8192")?;
+        for event in [
+            "irq_vectors/local_timer_entry",
+            "irq_vectors/local_timer_exit",
+            "irq/softirq_entry",
+            "irq/softirq_exit",
+            "timer/hrtimer_start",
+        ] {
+            trace.write(&format!("events/{event}/filter"), "common_pid != 0")?;
+            trace.write(&format!("events/{event}/enable"), "1")?;
+        }
+        for event in [
+            "sched/sched_switch",
+            "irq/irq_handler_entry",
+            "irq/irq_handler_exit",
+            "workqueue/workqueue_queue_work",
+            "workqueue/workqueue_execute_start",
+            "workqueue/workqueue_execute_end",
+            "drm_queue/drm_queue_started",
+            "dma_fence/dma_fence_signaled",
+        ] {
+            trace.write(&format!("events/{event}/enable"), "1")?;
+        }
+        Ok(Self(trace))
+    }
+
+    /// Runs `body`, and returns its result and all events meanwhile with their times, in their
+    /// order.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if some of them were lost.
+    #[track_caller]
+    pub fn during<T>(
+        &self,
+        body: impl FnOnce() -> Result<T, Stop>,
+    ) -> Result<(T, Vec<Moment>), Stop> {
+        self.0.write("trace", "")?;
+        self.0.write("tracing_on", "1")?;
+        let result = body()?;
+        Ok((result, self.0.moments()?))
     }
 }
 

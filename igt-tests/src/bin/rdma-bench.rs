@@ -42,8 +42,8 @@ fn registrations(fabric: &Fabric, name: &str, size: u64, figures: &mut Figures) 
             placed(&object, place)?;
             back.time(|| region.close())?;
         }
-        figures.costs(&format!("register.{name}.{kind}"), &there);
-        figures.costs(&format!("deregister.{name}.{kind}"), &back);
+        figures.typical(&format!("register.{name}.{kind}"), &there);
+        figures.typical(&format!("deregister.{name}.{kind}"), &back);
     }
     let map = Map::anonymous(size as usize)?;
     map.set(0);
@@ -53,8 +53,8 @@ fn registrations(fabric: &Fabric, name: &str, size: u64, figures: &mut Figures) 
         let region = there.time(|| nic.register_memory(&map, access))?;
         back.time(|| region.close())?;
     }
-    figures.costs(&format!("register.{name}.host"), &there);
-    figures.costs(&format!("deregister.{name}.host"), &back);
+    figures.typical(&format!("register.{name}.host"), &there);
+    figures.typical(&format!("deregister.{name}.host"), &back);
     Ok(())
 }
 
