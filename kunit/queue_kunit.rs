@@ -11,6 +11,8 @@ mod ends;
 mod fake;
 #[path = "queue/jobs.rs"]
 mod jobs;
+#[path = "vram/signal.rs"]
+mod signal;
 #[path = "vram/worker.rs"]
 mod worker;
 

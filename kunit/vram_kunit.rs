@@ -46,6 +46,77 @@ macro_rules! check_eq {
     };
 }
 
+/// Defines `Driver`, a DRM driver without ioctls, whose files have no data.
+macro_rules! driver {
+    ($vis:vis $parent:ident, $data:ty, $loaded:ident, $object:ty, $name:literal, $desc:literal) => {
+        $vis struct File;
+
+        impl kernel::drm::file::DriverFile for File {
+            type Driver = Driver;
+
+            fn open(_dev: &kernel::drm::Device<Driver>) -> Result<Pin<KBox<Self>>> {
+                Ok(KBox::new(Self, GFP_KERNEL)?.into())
+            }
+        }
+
+        $vis struct Driver;
+
+        #[vtable]
+        impl kernel::drm::Driver for Driver {
+            type Data = $data;
+            type RegistrationData<'a> = $loaded<'a>;
+            type File = File;
+            type Object = $object;
+            type ParentDevice<Ctx: kernel::device::DeviceContext> = kernel::$parent::Device<Ctx>;
+
+            const INFO: kernel::drm::DriverInfo = kernel::drm::DriverInfo {
+                major: 1,
+                minor: 0,
+                patchlevel: 0,
+                name: $name,
+                desc: $desc,
+            };
+            const IOCTLS: &'static [kernel::drm::ioctl::DrmIoctlDescriptor] = &[];
+        }
+    };
+}
+
+/// Defines `Bo`, the driver's part of an object, which peers may access.
+macro_rules! peer_object {
+    ($vis:vis struct Bo($args:ty); $($more:item)*) => {
+        $vis struct Bo($args);
+
+        static OPS: kernel::drm::gem::peer::Ops<Bo> = kernel::drm::gem::peer::Ops::new();
+
+        impl kernel::drm::gem::DriverObject for Bo {
+            type Driver = Driver;
+            type Args = $args;
+
+            const PRIME: kernel::drm::gem::PrimeHooks<Self> = kernel::drm::gem::peer::hooks();
+
+            fn new(
+                _dev: &kernel::drm::Device<Driver>,
+                _size: usize,
+                args: $args,
+            ) -> impl PinInit<Self, Error> {
+                Ok::<_, Error>(Self(args))
+            }
+        }
+
+        impl kernel::drm::gem::peer::PeerObject for Bo {
+            type Class = Object;
+
+            const OPS: &'static kernel::drm::gem::peer::Ops<Self> = &OPS;
+
+            fn exports<'a>(vram: &'a Vram<'a>) -> &'a kernel::drm::gem::peer::Exports<'a, Self> {
+                &vram.exports
+            }
+
+            $($more)*
+        }
+    };
+}
+
 #[cfg(CONFIG_RUST_DRM_PAGEMAP)]
 #[path = "vram/anonymous.rs"]
 mod anonymous;
@@ -97,6 +168,10 @@ mod pages;
 mod place;
 #[path = "vram/query.rs"]
 mod query;
+#[path = "vram/signal.rs"]
+mod signal;
+#[path = "vram/store.rs"]
+mod store;
 #[path = "vram/tt.rs"]
 mod tt;
 #[path = "vram/waits.rs"]

@@ -6,6 +6,7 @@ use crate::{
     bench::{
         export,
         holds,
+        mem_type,
         validate,
         with_device, //
     },
@@ -13,25 +14,23 @@ use crate::{
         late,
         map_and_leave,
         prompt,
-        revocable, //
+        revocable,
+        unmap,
+        DIR, //
     },
     windows::{
         card,
         card_showing,
         object,
+        sees,
         Bo,
         Card,
         Mode,
-        Object,
-        Slots, //
+        Object, //
     }, //
 };
 use kernel::{
-    dma::DataDirection,
-    dma_buf::{
-        Attachment,
-        Importer, //
-    },
+    dma_buf::Attachment,
     drm::{
         gem::peer::{
             attachments,
@@ -57,29 +56,6 @@ use kernel::{
 #[kunit_tests(vram_aperture)]
 mod tests {
     use super::*;
-
-    const DIR: DataDirection = DataDirection::Bidirectional;
-
-    /// Maps, and returns whether the importer sees the object through windows.
-    fn sees<I: Importer>(
-        at: &Attachment<I>,
-        aperture: &Slots,
-        pages: u64,
-        seed: u64,
-    ) -> Result<bool> {
-        at.with(|at| aperture.is_seen(at.map(DIR)?, pages, Some(seed)))
-    }
-
-    fn unmap<I: Importer>(at: &Attachment<I>) -> Result {
-        at.with(|at| {
-            at.unmap();
-            Ok(())
-        })
-    }
-
-    fn place(object: &Object) -> Result<Option<MemType>> {
-        Ok(object.reserve(false)?.mem_type())
-    }
 
     fn count(card: &Card, event: Event, reason: Reason) -> u64 {
         card.device().ttm.peers().get(event, reason)
@@ -142,11 +118,11 @@ mod tests {
                 let at = Attachment::new(export(&object)?, pdev.as_ref(), prompt())?;
 
                 check!(at.with(|at| aperture.is_seen(at.map(DIR)?, 2, None))?);
-                check_eq!(place(&object)?, Some(MemType::Vram));
+                check_eq!(mem_type(&object)?, Some(MemType::Vram));
 
                 // The mapping of the kernel uses the same window.
                 check!(holds(&object, None)?);
-                check_eq!(place(&object)?, Some(MemType::Vram));
+                check_eq!(mem_type(&object)?, Some(MemType::Vram));
                 check_eq!(aperture.windows().0, 1);
             }
             check_eq!(aperture.windows(), (0, 2));
@@ -196,7 +172,7 @@ mod tests {
 
             // The object moves back to VRAM.
             check!(sees(&first, &aperture, 2, 1)?);
-            check_eq!(place(&object)?, Some(MemType::Vram));
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
             check_eq!(aperture.windows(), (1, 2));
             check!(sees(&last, &aperture, 2, 1)?);
             check_eq!(aperture.windows(), (1, 2));
@@ -296,8 +272,8 @@ mod tests {
             check_eq!(sees(&refused, &aperture, 2, 2).err(), Some(ENOSPC));
             check_eq!(sees(&pins, &aperture, 2, 3).err(), Some(ENOSPC));
             check_eq!(aperture.windows(), (1, 1));
-            check_eq!(place(&second)?, Some(MemType::Vram));
-            check_eq!(place(&pinned)?, Some(MemType::Vram));
+            check_eq!(mem_type(&second)?, Some(MemType::Vram));
+            check_eq!(mem_type(&pinned)?, Some(MemType::Vram));
             check_eq!(count(&card, Event::MapRefused, Reason::NoWindow), 2);
 
             unmap(&holder)?;
@@ -329,7 +305,7 @@ mod tests {
             check!(sees(&holder, &aperture, 2, 1)?);
             for at in [&first, &second] {
                 check!(!sees(at, &aperture, 2, 2)?);
-                check_eq!(place(&object)?, Some(MemType::Tt));
+                check_eq!(mem_type(&object)?, Some(MemType::Tt));
             }
             // The object has moved once: the second importer did not try again, which would have
             // invalidated the mapping of the first one.
@@ -347,7 +323,7 @@ mod tests {
             unmap(&second)?;
             unmap(&holder)?;
             check!(sees(&second, &aperture, 2, 2)?);
-            check_eq!(place(&object)?, Some(MemType::Vram));
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
             check!(sees(&first, &aperture, 2, 2)?);
             check_eq!(aperture.windows(), (1, 2));
             check_eq!(

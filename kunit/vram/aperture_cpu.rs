@@ -8,6 +8,7 @@ use crate::{
         bytes,
         export,
         holds,
+        mem_type,
         validate,
         vmap_has,
         with_device,
@@ -16,7 +17,8 @@ use crate::{
     importer::{
         late,
         prompt,
-        revocable, //
+        revocable,
+        unmap, //
     },
     memory::{
         Access,
@@ -30,6 +32,7 @@ use crate::{
     windows::{
         card_showing,
         object,
+        sees,
         Bo,
         Card,
         Mode,
@@ -44,12 +47,10 @@ use crate::{
 use kernel::{
     bindings,
     device::Bound,
-    dma::DataDirection,
     dma_buf::{
         vmap::VMap,
         Attachment,
-        DmaBuf,
-        Importer, //
+        DmaBuf, //
     },
     dma_resv::Usage,
     drm::{
@@ -84,8 +85,6 @@ use kernel::{
     }, //
 };
 
-const DIR: DataDirection = DataDirection::Bidirectional;
-
 /// Makes a device whose VRAM the CPU sees through windows only.
 fn card(pdev: &pci::Device<Bound>) -> Result<(Card, Arc<Slots>)> {
     card_showing(pdev, 0)
@@ -106,22 +105,6 @@ fn reads(map: &Mapped, seed: u64) -> Result<bool> {
         same &= map.read((page * PAGE) as usize)? == bytes(seed, page);
     }
     Ok(same)
-}
-
-/// Maps, and returns whether the importer sees the object through a window.
-fn sees<I: Importer>(at: &Attachment<I>, aperture: &Slots, pages: u64, seed: u64) -> Result<bool> {
-    at.with(|at| aperture.is_seen(at.map(DIR)?, pages, Some(seed)))
-}
-
-fn unmap<I: Importer>(at: &Attachment<I>) -> Result {
-    at.with(|at| {
-        at.unmap();
-        Ok(())
-    })
-}
-
-fn place(object: &Object) -> Result<Option<MemType>> {
-    Ok(object.reserve(false)?.mem_type())
 }
 
 /// Moves an object, and waits for the move: a window of the test shows the content that VRAM had
@@ -157,7 +140,7 @@ mod tests {
             check_eq!(aperture.windows(), (0, 0));
             check!(reads(&map, 1)?);
             check_eq!(aperture.windows(), (1, 1));
-            check_eq!(place(&object)?, Some(MemType::Vram));
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
 
             map.write(0, [0xaa; 8])?;
             let first = u64::from_ne_bytes(bytes(1, 0));
@@ -407,19 +390,19 @@ mod tests {
             pins.with(|at| at.pin())?;
             check!(sees(&holder, &aperture, 2, 1)?);
             check!(reads(&map, 2)?);
-            check_eq!(place(&touched)?, Some(MemType::Tt));
+            check_eq!(mem_type(&touched)?, Some(MemType::Tt));
             {
                 let vmap = VMap::new(export(&looked)?)?;
 
                 check!(!vmap.is_iomem());
                 check!(vmap_has(&vmap, 3)?);
-                check_eq!(place(&looked)?, Some(MemType::Tt));
+                check_eq!(mem_type(&looked)?, Some(MemType::Tt));
             }
 
             // A pinned object is not moved.
             check_eq!(second.fault(0)?, Access::Sigbus);
             check_eq!(VMap::new(buf.clone()).err(), Some(ENOSPC));
-            check_eq!(place(&pinned)?, Some(MemType::Vram));
+            check_eq!(mem_type(&pinned)?, Some(MemType::Vram));
             check_eq!(card.device().ttm.pinned(), 2 * PAGE);
             check_eq!(aperture.windows(), (1, 1));
             unmap(&holder)?;
@@ -451,7 +434,7 @@ mod tests {
             check_eq!(count(), 1);
             check_eq!(VMap::new(buf).err(), Some(ENOSPC));
             check_eq!(map.fault(0)?, Access::Sigbus);
-            check_eq!(place(&second)?, Some(MemType::Vram));
+            check_eq!(mem_type(&second)?, Some(MemType::Vram));
             check_eq!(aperture.windows(), (1, 1));
 
             drop(vmap);

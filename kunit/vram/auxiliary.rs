@@ -15,8 +15,7 @@ use kernel::{
     device::{
         self,
         Bound,
-        Core,
-        DeviceContext, //
+        Core, //
     },
     driver,
     drm::{
@@ -24,10 +23,7 @@ use kernel::{
         devres::RegistrationInit,
         gem::{
             self,
-            peer::{
-                self,
-                PeerObject, //
-            }, //
+            peer, //
         },
         ttm::{
             CpuEngine,
@@ -183,19 +179,8 @@ impl RegistrationInit<Driver> for Init {
     }
 }
 
-struct Bo;
-
-static OPS: peer::Ops<Bo> = peer::Ops::new();
-
-impl gem::DriverObject for Bo {
-    type Driver = Driver;
-    type Args = ();
-
-    const PRIME: gem::PrimeHooks<Self> = peer::hooks();
-
-    fn new(_dev: &drm::Device<Driver>, _size: usize, _args: ()) -> impl PinInit<Self, Error> {
-        Ok::<_, Error>(Self)
-    }
+peer_object! {
+    struct Bo(());
 }
 
 impl TtmObject for Bo {
@@ -219,51 +204,13 @@ impl TtmObject for Bo {
     }
 }
 
-impl PeerObject for Bo {
-    type Class = Object;
-
-    const OPS: &'static peer::Ops<Self> = &OPS;
-
-    fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
-        &vram.exports
-    }
-}
-
 #[pin_data]
 struct Data {
     #[pin]
     ttm: drm::ttm::Device<Bo>,
 }
 
-struct File;
-
-impl drm::file::DriverFile for File {
-    type Driver = Driver;
-
-    fn open(_dev: &drm::Device<Driver>) -> Result<Pin<KBox<Self>>> {
-        Ok(KBox::new(Self, GFP_KERNEL)?.into())
-    }
-}
-
-struct Driver;
-
-#[vtable]
-impl drm::Driver for Driver {
-    type Data = Data;
-    type RegistrationData<'a> = Vram<'a>;
-    type File = File;
-    type Object = Object;
-    type ParentDevice<Ctx: DeviceContext> = auxiliary::Device<Ctx>;
-
-    const INFO: drm::DriverInfo = drm::DriverInfo {
-        major: 1,
-        minor: 0,
-        patchlevel: 0,
-        name: c"vram_kunit_aux",
-        desc: c"VRAM in BAR 2 of the parent",
-    };
-    const IOCTLS: &'static [drm::ioctl::DrmIoctlDescriptor] = &[];
-}
+driver! { auxiliary, Data, Vram, Object, c"vram_kunit_aux", c"VRAM in BAR 2 of the parent" }
 
 type Card = drm::devres::Registration<Driver>;
 
@@ -303,10 +250,13 @@ mod tests {
             validate,
             Asleep, //
         },
-        importer::prompt, //
+        importer::{
+            map,
+            prompt,
+            DIR, //
+        }, //
     };
     use kernel::{
-        dma::DataDirection,
         dma_buf::Attachment,
         drm::{
             gem::peer::{
@@ -318,8 +268,6 @@ mod tests {
             vram::MemType, //
         }, //
     };
-
-    const DIR: DataDirection = DataDirection::Bidirectional;
 
     /// Data of another type, with the same layout as that of the device.
     #[expect(dead_code)]
@@ -405,7 +353,7 @@ mod tests {
                 attachments::<Bo>(&object)?[0].outcome,
                 Outcome::peer(Path::PeerBus)
             );
-            at.with(|at| at.map(DIR).map(|_| ()))?;
+            map(&at)?;
             check_eq!(object.reserve(false)?.mem_type(), Some(MemType::Vram));
             fill(&object, 2)?;
             check!(holds(&object, Some(2))?);
@@ -421,7 +369,7 @@ mod tests {
             let object = object(&card)?;
             let buf = export(&object)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
-            at.with(|at| at.map(DIR).map(|_| ()))?;
+            map(&at)?;
 
             drop(card);
             at.with(|at| {

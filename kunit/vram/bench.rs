@@ -27,10 +27,7 @@ use kernel::{
                 mapping_hooks,
                 Address, //
             },
-            peer::{
-                self,
-                PeerObject, //
-            },
+            peer,
             BaseObject,
             Held,
             IntoGEMObject,
@@ -53,6 +50,7 @@ use kernel::{
         vram::{
             Allocator,
             Domain,
+            MemType,
             Ranges,
             Window, //
         }, //
@@ -387,8 +385,13 @@ impl RegistrationInit<Driver> for Init {
     }
 }
 
-/// The driver's part of an object.
-pub(crate) struct Bo(Domain);
+peer_object! {
+    pub(crate) struct Bo(Domain);
+
+    fn import_args() -> Option<Domain> {
+        Some(Domain::System)
+    }
+}
 
 /// The number of calls that asked the class where an object may live.
 static DOMAINS: Atomic<usize> = Atomic::new(0);
@@ -399,19 +402,6 @@ pub(crate) fn domains_asked<R>(f: impl FnOnce() -> R) -> (usize, R) {
     let ret = f();
 
     (DOMAINS.load(Relaxed) - before, ret)
-}
-
-static OPS: peer::Ops<Bo> = peer::Ops::new();
-
-impl gem::DriverObject for Bo {
-    type Driver = Driver;
-    type Args = Domain;
-
-    const PRIME: gem::PrimeHooks<Self> = peer::hooks();
-
-    fn new(_dev: &drm::Device<Driver>, _size: usize, domain: Domain) -> impl PinInit<Self, Error> {
-        Ok::<_, Error>(Self(domain))
-    }
 }
 
 impl Mappings for Bo {
@@ -519,56 +509,13 @@ impl Engine for Ring<'_> {
     }
 }
 
-impl PeerObject for Bo {
-    type Class = Object;
-
-    const OPS: &'static peer::Ops<Self> = &OPS;
-
-    fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
-        &vram.exports
-    }
-
-    fn import_args() -> Option<Domain> {
-        Some(Domain::System)
-    }
-}
-
 #[pin_data]
 pub(crate) struct Data {
     #[pin]
     pub(crate) ttm: drm::ttm::Device<Bo>,
 }
 
-pub(crate) struct File;
-
-impl drm::file::DriverFile for File {
-    type Driver = Driver;
-
-    fn open(_dev: &drm::Device<Driver>) -> Result<Pin<KBox<Self>>> {
-        Ok(KBox::new(Self, GFP_KERNEL)?.into())
-    }
-}
-
-/// The DRM driver.
-pub(crate) struct Driver;
-
-#[vtable]
-impl drm::Driver for Driver {
-    type Data = Data;
-    type RegistrationData<'a> = Vram<'a>;
-    type File = File;
-    type Object = Object;
-    type ParentDevice<Ctx: device::DeviceContext> = pci::Device<Ctx>;
-
-    const INFO: drm::DriverInfo = drm::DriverInfo {
-        major: 1,
-        minor: 0,
-        patchlevel: 0,
-        name: c"vram_kunit",
-        desc: c"VRAM in BAR 2",
-    };
-    const IOCTLS: &'static [drm::ioctl::DrmIoctlDescriptor] = &[];
-}
+driver! { pub(crate) pci, Data, Vram, Object, c"vram_kunit", c"VRAM in BAR 2" }
 
 /// A DRM device with the BAR as VRAM, until it is dropped.
 pub(crate) struct Card {
@@ -730,6 +677,11 @@ fn raw_buf(buf: &DmaBuf) -> *mut bindings::dma_buf {
     core::ptr::from_ref(buf)
         .cast::<bindings::dma_buf>()
         .cast_mut()
+}
+
+/// Returns where an object is.
+pub(crate) fn mem_type<T: TtmObject>(object: &gem::ttm::Object<T>) -> Result<Option<MemType>> {
+    Ok(object.reserve(false)?.mem_type())
 }
 
 /// Moves an object.
@@ -901,40 +853,6 @@ pub(crate) fn behind(pdev: &pci::Device<device::Bound>, addr: u64) -> u64 {
             bindings::iommu_iova_to_phys(domain, addr)
         }
     }
-}
-
-/// A signal that is pending for this task, a kernel thread, until it is dropped.
-pub(crate) struct Signal(());
-
-impl Signal {
-    const NUMBER: c_int = 10;
-
-    /// Sends a signal to the task that calls.
-    pub(crate) fn new() -> Self {
-        // SAFETY: `SIG_KTHREAD`, which lets a kernel thread have a signal, is a number and not the
-        // address of a function; nothing calls it. The task is the current one.
-        unsafe {
-            bindings::kernel_sigaction(Self::NUMBER, handler(2));
-            bindings::send_sig(Self::NUMBER, kernel::current!().as_ptr(), 1);
-        }
-        Self(())
-    }
-}
-
-impl Drop for Signal {
-    fn drop(&mut self) {
-        // SAFETY: As in `new()`, with `SIG_IGN`.
-        unsafe {
-            bindings::flush_signals(kernel::current!().as_ptr());
-            bindings::kernel_sigaction(Self::NUMBER, handler(1));
-        }
-    }
-}
-
-/// Returns `SIG_IGN` for 1 and `SIG_KTHREAD` for 2: numbers in place of functions.
-fn handler(number: usize) -> bindings::__sighandler_t {
-    // SAFETY: Both are pointers, null excepted, which the number is not.
-    unsafe { core::mem::transmute(number) }
 }
 
 /// A device that is suspended and cannot be resumed, until the value is dropped.

@@ -6,22 +6,27 @@ use kernel::prelude::*;
 
 #[kunit_tests(vram_engine)]
 mod tests {
-    use crate::bench::{
-        export,
-        fill,
-        holds,
-        move_of,
-        validate,
-        with_device,
-        Bo,
-        Card,
-        Gone,
-        Mode,
-        Object,
-        BAR,
-        FAILED,
-        PAGE,
-        REFUSED, //
+    use crate::{
+        bench::{
+            export,
+            fill,
+            holds,
+            mem_type,
+            move_of,
+            validate,
+            with_device,
+            Bo,
+            Card,
+            Gone,
+            Mode,
+            Object,
+            BAR,
+            FAILED,
+            PAGE,
+            REFUSED, //
+        },
+        waits::Meanwhile,
+        worker::pause, //
     };
     use kernel::{
         dma_resv::Usage,
@@ -41,23 +46,13 @@ mod tests {
                 MemType, //
             }, //
         },
-        new_mutex,
         prelude::*,
-        sync::{
-            Arc,
-            Completion, //
-        }, //
-    };
-
-    use crate::worker::{
-        self,
-        pause, //
     };
 
     const PAGES: u64 = 5;
 
     fn place_of(object: &Object) -> Result<Option<MemType>> {
-        let place = object.reserve(false)?.mem_type();
+        let place = mem_type(object)?;
 
         check_eq!(object.residence(), place);
         Ok(place)
@@ -276,27 +271,15 @@ mod tests {
                 Work::Copy(_) => 0,
             };
             check_eq!(size, PAGES * PAGE);
-            let (looked, is_looked) = {
-                let looked = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
-                (looked.clone(), looked)
-            };
-            let seen = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
-            let (has_seen, copy) = (seen.clone(), object.clone());
-            worker::spawn(move || {
-                let zeroes = holds(&copy, None);
-
-                drop(copy);
-                *has_seen.lock() = Some(zeroes);
-                is_looked.complete_all();
-            })?;
+            let copy = object.clone();
+            let seen = Meanwhile::new(move || holds(&copy, None))?;
             pause();
-            check!(seen.lock().is_none());
+            check!(!seen.is_over());
 
             card.control.set(Mode::Work);
             job.finish(Err(FAILED));
-            looked.wait_for_completion();
             // The object has lost its content, and the access fails when its wait is over.
-            check_eq!(*seen.lock(), Some(Err(EIO)));
+            check_eq!(seen.end()?, Err(EIO));
             check_eq!(fence.status(), Some(Err(FAILED)));
             Ok(())
         })

@@ -9,11 +9,26 @@ use kernel::prelude::*;
 
 #[kunit_tests(dma_buf_export)]
 mod tests {
-    use crate::bench::{
-        with_device,
-        Gone,
-        BAR,
-        PAGE, //
+    use crate::{
+        bench::{
+            with_device,
+            Gone,
+            BAR,
+            PAGE, //
+        },
+        importer::{
+            late,
+            revocable,
+            Pinner, //
+        },
+        waits::{
+            work,
+            Meanwhile, //
+        },
+        worker::{
+            pause,
+            soon, //
+        }, //
     };
     use kernel::{
         bindings,
@@ -30,10 +45,6 @@ mod tests {
                 Attached,
                 LockedBuffer,
                 MapRequest, //
-            },
-            fence::{
-                FenceContext,
-                FenceContextOps, //
             },
             importer::LockedAttachment,
             mapping::{
@@ -77,23 +88,9 @@ mod tests {
                 Relaxed, //
             },
             Arc,
-            Completion,
             Mutex, //
         }, //
         types::CovariantForLt,
-    };
-
-    use crate::{
-        importer::{
-            late,
-            revocable,
-            Pinner, //
-        },
-        worker::{
-            self,
-            pause,
-            soon, //
-        }, //
     };
 
     /// An event of a buffer; a test compares their order.
@@ -852,39 +849,24 @@ mod tests {
             at.with(|at| at.map(DataDirection::ToDevice).map(|_| ()))?;
 
             let (late, is_revoked, note) = (at.clone(), revoked.clone(), shared.clone());
-            let gone = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
-            let seen = gone.clone();
-            let done = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
-            let is_done = done.clone();
-            worker::spawn(move || {
+            let gone = Meanwhile::new(move || {
                 soon(|| note.events.lock().contains(&Revoke));
                 pause();
                 // The mapping is invalidated, but it still exists, and the revocation still waits
                 // for it.
-                let ret = late.with(|at| {
+                late.with(|at| {
                     let state = (at.mapping().is_none(), *is_revoked.lock());
                     at.unmap();
                     Ok(state)
-                });
-                drop(late);
-                *seen.lock() = Some(ret);
-                is_done.complete_all();
+                })
             })?;
             drop(exports);
             *revoked.lock() = true;
             check_eq!(&shared.events()[..], [Attach, Map, Revoke, Unmap]);
-            done.wait_for_completion();
-            check_eq!(*gone.lock(), Some(Ok((true, false))));
+            check_eq!(gone.end()?, Ok((true, false)));
             drop(at);
             Ok(())
         })
-    }
-
-    struct Ring;
-
-    impl FenceContextOps for Ring {
-        const DRIVER_NAME: &'static CStr = c"vram_kunit";
-        type Data = ();
     }
 
     #[test]
@@ -892,7 +874,6 @@ mod tests {
         with_device(|pdev| {
             let exports = exports(pdev)?;
             let (shared, buf) = export_buffer(pdev, &exports)?;
-            let context = FenceContext::<Ring>::new(c"ring")?;
             let _ = shared.events();
 
             for (usage, dir, waits) in [
@@ -905,35 +886,19 @@ mod tests {
                 (Usage::Read, DataDirection::Bidirectional, true),
                 (Usage::Bookkeep, DataDirection::Bidirectional, false),
             ] {
-                let job = context.new_fence_allocation(())?.new_fence();
-                {
-                    let mut guard = buf.resv().lock();
-                    let mut resv = guard.locked();
-
-                    resv.reserve_fences(1)?
-                        .next()
-                        .ok_or(ENOSPC)?
-                        .add_fence(job.fence(), usage);
-                }
-                let begun = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
-                let ret = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
-                let (is_begun, is_ret, of) = (begun.clone(), ret.clone(), buf.clone());
-                worker::spawn(move || {
-                    *is_ret.lock() = Some(of.begin_cpu_access(dir));
-                    drop(of);
-                    is_begun.complete_all();
-                })?;
+                let job = work(&mut buf.resv().lock().locked(), usage)?;
+                let of = buf.clone();
+                let begun = Meanwhile::new(move || of.begin_cpu_access(dir))?;
                 if waits {
                     pause();
-                    check!(ret.lock().is_none());
+                    check!(!begun.is_over());
                     check_eq!(shared.events().len(), 0);
                     job.signal(Ok(()));
-                    begun.wait_for_completion();
+                    check_eq!(begun.end()?, Ok(()));
                 } else {
-                    begun.wait_for_completion();
+                    check_eq!(begun.end()?, Ok(()));
                     job.signal(Err(EIO));
                 }
-                check_eq!(*ret.lock(), Some(Ok(())));
                 check_eq!(&shared.events()[..], [Begin]);
                 buf.end_cpu_access(dir)?;
                 check_eq!(&shared.events()[..], [End]);
@@ -953,34 +918,20 @@ mod tests {
         with_device(|pdev| {
             let exports = exports(pdev)?;
             let (shared, buf) = export_buffer(pdev, &exports)?;
-            let context = FenceContext::<Ring>::new(c"ring")?;
-            let job = context.new_fence_allocation(())?.new_fence();
-            let begun = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
-            let ret = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
 
             // The access waits for the reservation first; there is no fence yet.
             let mut guard = buf.resv().lock();
-            let (is_begun, is_ret, of) = (begun.clone(), ret.clone(), buf.clone());
-            worker::spawn(move || {
-                *is_ret.lock() = Some(of.begin_cpu_access(DataDirection::FromDevice));
-                drop(of);
-                is_begun.complete_all();
-            })?;
+            let of = buf.clone();
+            let begun = Meanwhile::new(move || of.begin_cpu_access(DataDirection::FromDevice))?;
             pause();
-            guard
-                .locked()
-                .reserve_fences(1)?
-                .next()
-                .ok_or(ENOSPC)?
-                .add_fence(job.fence(), Usage::Write);
+            let job = work(&mut guard.locked(), Usage::Write)?;
             drop(guard);
             pause();
-            check!(ret.lock().is_none());
+            check!(!begun.is_over());
             check_eq!(shared.events().len(), 0);
 
             job.signal(Ok(()));
-            begun.wait_for_completion();
-            check_eq!(*ret.lock(), Some(Ok(())));
+            check_eq!(begun.end()?, Ok(()));
             check_eq!(&shared.events()[..], [Begin]);
             buf.end_cpu_access(DataDirection::FromDevice)
         })

@@ -6,34 +6,48 @@ use kernel::prelude::*;
 
 #[kunit_tests(vram_exported)]
 mod tests {
-    use crate::bench::{
-        export,
-        fill,
-        holds,
-        validate,
-        vmap_has,
-        with_device,
-        Asleep,
-        Bo,
-        Card,
-        Mode,
-        Object,
-        Signal,
-        BAR,
-        PAGE,
-        REFUSED, //
+    use crate::{
+        bench::{
+            export,
+            fill,
+            holds,
+            mem_type,
+            validate,
+            vmap_has,
+            with_device,
+            Asleep,
+            Bo,
+            Card,
+            Mode,
+            Object,
+            BAR,
+            PAGE,
+            REFUSED, //
+        },
+        importer::{
+            late,
+            map,
+            prompt,
+            Pinner,
+            DIR, //
+        },
+        signal::Signal,
+        waits::{
+            self,
+            work,
+            Meanwhile, //
+        },
+        worker::{
+            self,
+            limit, //
+        }, //
     };
     use kernel::{
         device::{
             Bound,
             Device, //
         },
-        dma::DataDirection,
         dma_buf::{
-            fence::{
-                FenceContext,
-                FenceContextOps, //
-            },
             importer::LockedAttachment,
             vmap::VMap,
             Attachment,
@@ -71,8 +85,7 @@ mod tests {
         sync::{
             aref::ARef,
             atomic::Relaxed,
-            Arc,
-            Completion, //
+            Arc, //
         },
         time::{
             delay::fsleep,
@@ -80,38 +93,12 @@ mod tests {
         }, //
     };
 
-    use crate::{
-        importer::{
-            late,
-            prompt,
-            Pinner, //
-        },
-        waits,
-        worker::{
-            self,
-            limit, //
-        }, //
-    };
-
-    const DIR: DataDirection = DataDirection::Bidirectional;
-
     /// Pins, and does not opt in to peer-to-peer memory.
     struct Local;
 
     #[vtable]
     impl Importer for Local {
         const PEER2PEER: bool = false;
-    }
-
-    struct Ring;
-
-    impl FenceContextOps for Ring {
-        const DRIVER_NAME: &'static CStr = c"vram_kunit";
-        type Data = ();
-    }
-
-    fn mem_type(object: &Object) -> Result<Option<MemType>> {
-        Ok(object.reserve(false)?.mem_type())
     }
 
     fn only(object: &Object) -> Result<AttachmentInfo> {
@@ -219,10 +206,7 @@ mod tests {
             let buf = export(&object)?;
 
             let peer = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
-            peer.with(|at| {
-                at.map(DIR)?;
-                Ok(())
-            })?;
+            map(&peer)?;
             check_eq!(only(&object)?.outcome, Outcome::peer(Path::PeerBus));
             check_eq!(mem_type(&object)?, Some(MemType::Vram));
 
@@ -287,7 +271,7 @@ mod tests {
             check_eq!(count(&card, Event::AttachRefused, Reason::Suspended), 1);
 
             // No object moves to VRAM or out of it: each stays at its place.
-            check_eq!(at.with(|at| at.map(DIR).map(|_| ())), Err(EAGAIN));
+            check_eq!(map(&at), Err(EAGAIN));
             check_eq!(validate(&local, &[Place::VRAM]), Err(EAGAIN));
             check_eq!(
                 card.object(1, &[Place::VRAM], Domain::Either).err(),
@@ -311,7 +295,7 @@ mod tests {
                 attachments::<Bo>(&either)?[0].outcome,
                 Outcome::peer(Path::PeerBus)
             );
-            at.with(|at| at.map(DIR).map(|_| ()))?;
+            map(&at)?;
             check_eq!(mem_type(&either)?, Some(MemType::Vram));
             Ok(())
         })
@@ -370,7 +354,7 @@ mod tests {
                 while others.last().map_or(Ok(!here), |other| offset(other))? != here {
                     others.push(card.object(2, &[Place::VRAM], Domain::Vram)?, GFP_KERNEL)?;
                 }
-                late.with(|at| at.map(DIR).map(|_| ()))?;
+                map(&late)?;
                 let there = offset(&object)?;
                 check!(late.with(|at| leads_to_vram(pdev, at, there))?);
                 check!(there != here);
@@ -395,7 +379,7 @@ mod tests {
             let here = offset(&object)?;
             let buf = export(&object)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
-            at.with(|at| at.map(DIR).map(|_| ()))?;
+            map(&at)?;
 
             card.control.set(Mode::Refuse);
             check_eq!(validate(&object, &[Place::TT]), Err(REFUSED));
@@ -415,7 +399,7 @@ mod tests {
             card.control.set(Mode::Work);
             validate(&object, &[Place::TT])?;
             card.control.set(Mode::Refuse);
-            check_eq!(at.with(|at| at.map(DIR).map(|_| ())), Err(REFUSED));
+            check_eq!(map(&at), Err(REFUSED));
             check_eq!(mem_type(&object)?, Some(MemType::Tt));
             drop(at);
 
@@ -515,19 +499,12 @@ mod tests {
             fill(&object, 7)?;
             let buf = export(&object)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
-            let context = FenceContext::<Ring>::new(c"ring")?;
 
             for usage in [Usage::Kernel, Usage::Write, Usage::Read, Usage::Bookkeep] {
                 validate(&object, &[Place::VRAM])?;
-                let job = context.new_fence_allocation(())?.new_fence();
-                at.with(|at| {
+                let job = at.with(|at| {
                     at.map(DIR)?;
-                    at.resv()
-                        .reserve_fences(1)?
-                        .next()
-                        .ok_or(ENOSPC)?
-                        .add_fence(job.fence(), usage);
-                    Ok(())
+                    work(&mut at.resv(), usage)
                 })?;
 
                 // A signal ends the wait before the move, although the importers were notified.
@@ -541,21 +518,12 @@ mod tests {
                 drop(signal);
                 check_eq!(mem_type(&object)?, Some(MemType::Vram));
 
-                let moved = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
-                let done = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
-                let (is_moved, is_done, copy) = (moved.clone(), done.clone(), object.clone());
-                worker::spawn(move || {
-                    let ret = validate(&copy, &[Place::TT]);
-
-                    drop(copy);
-                    *is_moved.lock() = Some(ret);
-                    is_done.complete_all();
-                })?;
+                let copy = object.clone();
+                let moved = Meanwhile::new(move || validate(&copy, &[Place::TT]))?;
                 fsleep(Delta::from_millis(20));
-                check!(moved.lock().is_none());
+                check!(!moved.is_over());
                 job.signal(Ok(()));
-                done.wait_for_completion();
-                check_eq!(*moved.lock(), Some(Ok(())));
+                check_eq!(moved.end()?, Ok(()));
                 check_eq!(mem_type(&object)?, Some(MemType::Tt));
                 check!(holds(&object, Some(7))?);
             }
@@ -582,16 +550,9 @@ mod tests {
             check_eq!(mem_type(&object)?, Some(MemType::Vram));
 
             // An importer does not end its work.
-            let context = FenceContext::<Ring>::new(c"ring")?;
-            let job = context.new_fence_allocation(())?.new_fence();
-            at.with(|at| {
+            let job = at.with(|at| {
                 at.map(DIR)?;
-                at.resv()
-                    .reserve_fences(1)?
-                    .next()
-                    .ok_or(ENOSPC)?
-                    .add_fence(job.fence(), Usage::Write);
-                Ok(())
+                work(&mut at.resv(), Usage::Write)
             })?;
             check_eq!(evict(short), Err(EBUSY));
             check_eq!(mem_type(&object)?, Some(MemType::Vram));
@@ -615,19 +576,9 @@ mod tests {
             fill(&object, 8)?;
             let buf = export(&object)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
-            let context = FenceContext::<Ring>::new(c"ring")?;
-            let job = context.new_fence_allocation(())?.new_fence();
 
             // A pin and a mapping wait for moves.
-            {
-                let mut object = object.reserve(false)?;
-                let mut resv = object.resv();
-
-                resv.reserve_fences(1)?
-                    .next()
-                    .ok_or(ENOSPC)?
-                    .add_fence(job.fence(), Usage::Kernel);
-            }
+            let job = work(&mut object.reserve(false)?.resv(), Usage::Kernel)?;
             let signal = Signal::new();
             check_eq!(at.with(|at| at.pin()), Err(ERESTARTSYS));
             check_eq!(card.ttm().pinned(), 0);
@@ -645,30 +596,17 @@ mod tests {
             drop(signal);
             job.signal(Ok(()));
             at.with(|at| at.pin())?;
-            dynamic.with(|at| at.map(DIR).map(|_| ()))?;
+            map(&dynamic)?;
 
             // A signal ends the wait for a reservation that another task holds, too.
-            let (held, release) = (
-                Arc::pin_init(Completion::new(), GFP_KERNEL)?,
-                Arc::pin_init(Completion::new(), GFP_KERNEL)?,
-            );
-            let (is_held, to_release, copy) = (held.clone(), release.clone(), object.clone());
-            worker::spawn(move || {
-                let reserved = copy.reserve(false);
-
-                is_held.complete_all();
-                to_release.wait_for_completion();
-                drop(reserved);
-                drop(copy);
-            })?;
-            held.wait_for_completion();
+            let held = waits::reserve(&object)?;
             let signal = Signal::new();
             let reserved = object.reserve(true).err();
             let executed = card
                 .ttm()
                 .exec(Flag::Interruptible, |exec| object.lock(exec).map(|_| ()));
             drop(signal);
-            release.complete_all();
+            drop(held);
             check_eq!(reserved, Some(EINTR));
             check_eq!(executed, Err(ERESTARTSYS));
             drop((at, dynamic));
@@ -686,7 +624,7 @@ mod tests {
             fill(&local, 9)?;
             let buf = export(&object)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
-            at.with(|at| at.map(DIR).map(|_| ()))?;
+            map(&at)?;
 
             drop(card);
             check_eq!(at.importer().0.load(Relaxed), 1);
@@ -803,45 +741,29 @@ mod tests {
             let mut attached = 0;
 
             for _ in 0..ROUNDS {
-                let ret = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
-                let done = [(); 2].map(|()| Arc::pin_init(Completion::new(), GFP_KERNEL));
-                let [local, pinned] = done;
-                let (local, pinned) = (local?, pinned?);
-
                 // Both tasks wait for the reservation: one attaches an importer that takes system
                 // memory only, the other one pins, in VRAM if there is no other importer.
                 let guard = buf.resv().lock();
-                let (of, dev, is_ret, is_local) =
-                    (buf.clone(), dev.clone(), ret.clone(), local.clone());
-                worker::spawn(move || {
+                let (of, dev) = (buf.clone(), dev.clone());
+                let local = Meanwhile::new(move || {
                     // SAFETY: The device is being probed until this is complete.
                     let dev = unsafe { dev.as_bound() };
-                    let mapped = StaticAttachment::new(of, dev)
-                        .map(|at| at.with(|at| at.map(DIR).map(|_| ())));
-
-                    *is_ret.lock() = Some(mapped);
-                    is_local.complete_all();
+                    StaticAttachment::new(of, dev).map(|at| at.with(|at| at.map(DIR).map(|_| ())))
                 })?;
                 fsleep(Delta::from_millis(3));
-                let (at, is_pinned) = (peer.clone(), pinned.clone());
-                worker::spawn(move || {
-                    let _ = at.with(|at| at.pin());
-                    drop(at);
-                    is_pinned.complete_all();
-                })?;
+                let at = peer.clone();
+                let pinned = Meanwhile::new(move || at.with(|at| at.pin()))?;
                 fsleep(Delta::from_millis(3));
                 drop(guard);
-                local.wait_for_completion();
-                pinned.wait_for_completion();
+                let (mapped, _) = (local.end()?, pinned.end()?);
 
                 // An importer that could attach gets its mapping.
-                match *ret.lock() {
-                    Some(Ok(mapped)) => {
+                match mapped {
+                    Ok(mapped) => {
                         check_eq!(mapped, Ok(()));
                         attached += 1;
                     }
-                    Some(Err(e)) => check_eq!(e, EOPNOTSUPP),
-                    None => return Err(ENODATA),
+                    Err(e) => check_eq!(e, EOPNOTSUPP),
                 }
                 peer.with(|at| {
                     at.unpin();

@@ -6,7 +6,14 @@ use kernel::prelude::*;
 
 #[kunit_tests(dma_fence_waits)]
 mod tests {
-    use crate::bench::Signal;
+    use crate::{
+        signal::Signal,
+        waits::{
+            self,
+            Ring, //
+        },
+        worker, //
+    };
     use kernel::{
         bindings,
         dma_buf::{
@@ -16,8 +23,7 @@ mod tests {
                 Fence,
                 FenceCallback,
                 FenceCallbackRegistration,
-                FenceContext,
-                FenceContextOps, //
+                FenceContext, //
             },
             sync_file::SyncFile, //
         },
@@ -40,18 +46,6 @@ mod tests {
             Completion, //
         }, //
     };
-
-    use crate::{
-        waits,
-        worker, //
-    };
-
-    struct Ring;
-
-    impl FenceContextOps for Ring {
-        const DRIVER_NAME: &'static CStr = c"vram_kunit";
-        type Data = ();
-    }
 
     type Context = FenceContext<Ring>;
 

@@ -10,10 +10,7 @@ use crate::bench::{
     PAGE, //
 };
 use kernel::{
-    device::{
-        Bound,
-        DeviceContext, //
-    },
+    device::Bound,
     dma_buf::mapping::RangeList,
     drm::{
         self,
@@ -21,10 +18,7 @@ use kernel::{
         gem::{
             self,
             mappings::mapping_hooks,
-            peer::{
-                self,
-                PeerObject, //
-            },
+            peer,
             vram::VramObject,
             Held,
             Mappings, //
@@ -81,19 +75,8 @@ impl RegistrationInit<Driver> for Init {
     }
 }
 
-struct Bo;
-
-static OPS: peer::Ops<Bo> = peer::Ops::new();
-
-impl gem::DriverObject for Bo {
-    type Driver = Driver;
-    type Args = ();
-
-    const PRIME: gem::PrimeHooks<Self> = peer::hooks();
-
-    fn new(_dev: &drm::Device<Driver>, _size: usize, _args: ()) -> impl PinInit<Self, Error> {
-        Ok::<_, Error>(Self)
-    }
+peer_object! {
+    struct Bo(());
 }
 
 impl Mappings for Bo {
@@ -161,56 +144,21 @@ impl Aperture for Bo {
     }
 }
 
-impl PeerObject for Bo {
-    type Class = Object;
-
-    const OPS: &'static peer::Ops<Self> = &OPS;
-
-    fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
-        &vram.exports
-    }
-}
-
 struct Data {
     vram: gem::vram::Device<Bo>,
 }
 
-struct File;
-
-impl drm::file::DriverFile for File {
-    type Driver = Driver;
-
-    fn open(_dev: &drm::Device<Driver>) -> Result<Pin<KBox<Self>>> {
-        Ok(KBox::new(Self, GFP_KERNEL)?.into())
-    }
-}
-
-struct Driver;
-
-#[vtable]
-impl drm::Driver for Driver {
-    type Data = Data;
-    type RegistrationData<'a> = Vram<'a>;
-    type File = File;
-    type Object = Object;
-    type ParentDevice<Ctx: DeviceContext> = pci::Device<Ctx>;
-
-    const INFO: drm::DriverInfo = drm::DriverInfo {
-        major: 1,
-        minor: 0,
-        patchlevel: 0,
-        name: c"vram_kunit",
-        desc: c"VRAM that nothing leaves",
-    };
-    const IOCTLS: &'static [drm::ioctl::DrmIoctlDescriptor] = &[];
-}
+driver! { pci, Data, Vram, Object, c"vram_kunit", c"VRAM that nothing leaves" }
 
 #[kunit_tests(vram_fixed)]
 mod tests {
     use super::*;
     use crate::{
         bench::export_any,
-        importer::prompt, //
+        importer::{
+            prompt,
+            unmap, //
+        }, //
     };
     use kernel::{
         dma::DataDirection,
@@ -298,10 +246,7 @@ mod tests {
                 check_eq!(notified.windows.load(Relaxed), 1);
             }
             for (at, left) in [(&first, 1), (&second, 0)] {
-                at.with(|at| {
-                    at.unmap();
-                    Ok(())
-                })?;
+                unmap(at)?;
                 check_eq!(notified.windows.load(Relaxed), left);
             }
             Ok(())

@@ -139,20 +139,20 @@ mod tests {
         PAGE,
         PAGES, //
     };
-    use crate::bench::{
-        export,
-        fill,
-        holds,
-        validate,
-        with_device,
-        Card,
-        Step, //
+    use crate::{
+        bench::{
+            export,
+            fill,
+            holds,
+            mem_type,
+            validate,
+            with_device,
+            Card,
+            Step, //
+        },
+        waits::job, //
     };
     use kernel::{
-        dma_buf::fence::{
-            FenceContext,
-            FenceContextOps, //
-        },
         dma_resv::Usage,
         drm::{
             self,
@@ -179,17 +179,6 @@ mod tests {
             Arc, //
         }, //
     };
-
-    struct Ring;
-
-    impl FenceContextOps for Ring {
-        const DRIVER_NAME: &'static CStr = c"vram_kunit";
-        type Data = ();
-    }
-
-    fn mem_type(object: &Object) -> Result<Option<MemType>> {
-        Ok(object.reserve(false)?.mem_type())
-    }
 
     /// Writes the entries of a range with the current place of an object.
     fn write(
@@ -302,9 +291,7 @@ mod tests {
                         }
                         Ok(())
                     })?;
-                    let fence = FenceContext::<Ring>::new(c"ring")?
-                        .new_fence_allocation(())?
-                        .new_fence();
+                    let fence = job()?;
 
                     valid.reserve(1)?.next().ok_or(ENOSPC)?.add_fence(
                         fence.fence(),

@@ -8,8 +8,10 @@ use kernel::{
         Bound,
         Device, //
     },
+    dma::DataDirection,
     dma_buf::{
         importer::Invalidated,
+        Attachment,
         DmaBuf,
         Importer, //
     },
@@ -23,6 +25,21 @@ use kernel::{
         Relaxed, //
     }, //
 };
+
+/// The direction of most mappings.
+pub(crate) const DIR: DataDirection = DataDirection::Bidirectional;
+
+/// Maps, or finds the mapping.
+pub(crate) fn map<I: Importer>(at: &Attachment<I>) -> Result {
+    at.with(|at| at.map(DIR).map(|_| ()))
+}
+
+pub(crate) fn unmap<I: Importer>(at: &Attachment<I>) -> Result {
+    at.with(|at| {
+        at.unmap();
+        Ok(())
+    })
+}
 
 /// Able to move: unmaps at once, and counts the invalidations.
 pub(crate) struct Prompt(pub(crate) Atomic<u32>);

@@ -6,23 +6,27 @@ use kernel::prelude::*;
 
 #[kunit_tests(vram_loss)]
 mod tests {
-    use crate::bench::{
-        export,
-        fill,
-        holds,
-        move_of,
-        validate,
-        with_device,
-        Bo,
-        Card,
-        Mode,
-        Object,
-        BAR,
-        FAILED,
-        PAGE, //
-    };
     use crate::{
-        importer::prompt,
+        bench::{
+            export,
+            fill,
+            holds,
+            mem_type,
+            move_of,
+            validate,
+            with_device,
+            Bo,
+            Card,
+            Mode,
+            Object,
+            BAR,
+            FAILED,
+            PAGE, //
+        },
+        importer::{
+            map,
+            prompt, //
+        },
         memory::{
             Access,
             Mapped,
@@ -32,7 +36,6 @@ mod tests {
         worker::soon, //
     };
     use kernel::{
-        dma::DataDirection,
         dma_buf::{
             fence::Fence,
             vmap::VMap,
@@ -64,14 +67,8 @@ mod tests {
 
     const PAGES: u64 = 5;
 
-    const DIR: DataDirection = DataDirection::Bidirectional;
-
     /// The ways in which a job fails.
     const FAILURES: [(Mode, Error); 2] = [(Mode::Fail, FAILED), (Mode::Drop, ECANCELED)];
-
-    fn place_of(object: &Object) -> Result<Option<MemType>> {
-        Ok(object.reserve(false)?.mem_type())
-    }
 
     /// Returns how much VRAM is in quarantine. Waits for the expected value, as memory is freed in
     /// the background.
@@ -125,13 +122,13 @@ mod tests {
                 validate(&object, &[Place::TT])?;
                 card.control.set(Mode::Work);
                 check_eq!(move_of(&object)?.status(), Some(Err(error)));
-                check_eq!(place_of(&object)?, Some(MemType::Tt));
+                check_eq!(mem_type(&object)?, Some(MemType::Tt));
                 is_lost(&card, &object)?;
                 check_eq!(card.ttm().losses(), count as u64 + 1);
 
                 // The object is not moved to VRAM any more, and the loss is counted once.
                 check_eq!(validate(&object, &[Place::VRAM]), Err(EIO));
-                check_eq!(place_of(&object)?, Some(MemType::Tt));
+                check_eq!(mem_type(&object)?, Some(MemType::Tt));
                 is_lost(&card, &object)?;
                 check_eq!(card.ttm().losses(), count as u64 + 1);
                 drop(object);
@@ -159,7 +156,7 @@ mod tests {
             check_eq!(map.fault(0)?, Access::Sigbus);
             check_eq!(map.read(PAGE_SIZE), Err(EFAULT));
             check_eq!(map.write(0, [0; 8]), Err(EFAULT));
-            check_eq!(place_of(&object)?, Some(MemType::Tt));
+            check_eq!(mem_type(&object)?, Some(MemType::Tt));
             Ok(())
         })
     }
@@ -183,7 +180,7 @@ mod tests {
                 card.control.set(mode);
                 validate(&object, &[Place::VRAM])?;
                 check_eq!(move_of(&object)?.status(), Some(Err(error)));
-                check_eq!(place_of(&object)?, Some(MemType::Vram));
+                check_eq!(mem_type(&object)?, Some(MemType::Vram));
                 // The clearing of a new object fails as well.
                 let new = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
                 check_eq!(move_of(&new)?.status(), Some(Err(error)));
@@ -199,7 +196,7 @@ mod tests {
                     attachments::<Bo>(&new)?[0].outcome,
                     Outcome::peer(Path::PeerBus)
                 );
-                check_eq!(at.with(|at| at.map(DIR).map(|_| ())), Err(EIO));
+                check_eq!(map(&at), Err(EIO));
                 drop(at);
 
                 // The VRAM is in quarantine until the device is reset.
@@ -285,7 +282,7 @@ mod tests {
                         job.finish(result);
                     }
                 };
-                let mapped = waits::until(finish, || at.with(|at| at.map(DIR).map(|_| ())))?;
+                let mapped = waits::until(finish, || map(&at))?;
                 check_eq!(mapped, result.map_err(|_| EIO));
             }
             Ok(())

@@ -7,22 +7,34 @@ use kernel::prelude::*;
 
 #[kunit_tests(vram_lru)]
 mod tests {
-    use crate::bench::{
-        domains_asked,
-        export,
-        fill,
-        holds,
-        validate,
-        with_device,
-        Bo,
-        Card,
-        Mode,
-        Object,
-        PAGE, //
+    use crate::{
+        bench::{
+            domains_asked,
+            export,
+            fill,
+            holds,
+            mem_type,
+            validate,
+            with_device,
+            Bo,
+            Card,
+            Mode,
+            Object,
+            PAGE, //
+        },
+        importer::{
+            map,
+            prompt,
+            Pinner, //
+        },
+        waits::{
+            self,
+            Meanwhile, //
+        },
+        worker, //
     };
     use kernel::{
         device::Bound,
-        dma::DataDirection,
         dma_buf::{
             vmap::VMap,
             Attachment, //
@@ -44,41 +56,18 @@ mod tests {
         },
         pci,
         prelude::*,
-        sync::{
-            aref::ARef,
-            atomic::{
-                Atomic,
-                Relaxed, //
-            },
-            Arc,
-            Completion, //
-        },
+        sync::aref::ARef,
         time::{
             Instant,
             Monotonic, //
         }, //
     };
 
-    use crate::{
-        importer::{
-            prompt,
-            Pinner, //
-        },
-        waits,
-        worker, //
-    };
-
-    const DIR: DataDirection = DataDirection::Bidirectional;
-
     /// How many small objects never leave VRAM.
     const UNEVICTABLE: u64 = 1000;
 
     /// How often a test repeats a race.
     const ROUNDS: usize = 5;
-
-    fn mem_type(object: &Object) -> Result<Option<MemType>> {
-        Ok(object.reserve(false)?.mem_type())
-    }
 
     /// Two objects, each of half of VRAM, on a device of their own. One was used before the other.
     struct Older {
@@ -160,7 +149,7 @@ mod tests {
 
             let bench = Older::new(pdev)?;
             let at = Attachment::new(export(&bench.older)?, pdev.as_ref(), prompt())?;
-            at.with(|at| at.map(DIR).map(|_| ()))?;
+            map(&at)?;
             check!(bench.stays()?);
             drop(at);
 
@@ -310,31 +299,22 @@ mod tests {
         with_device(|pdev| {
             for _ in 0..ROUNDS {
                 let bench = Older::new(pdev)?;
-                let (done, result) = (
-                    Arc::pin_init(Completion::new(), GFP_KERNEL)?,
-                    Arc::new(Atomic::new(-1), GFP_KERNEL)?,
-                );
                 let mut newer = bench.newer.reserve(false)?;
 
                 let (drm, all) = (bench.card.drm(), bench.card.ttm().vram_size());
-                let (is_done, has_room) = (done.clone(), result.clone());
-                worker::spawn(move || {
-                    let ret = drm.ttm.make_room(all, &mut OpCtx::uninterruptible());
-
-                    has_room.store(ret.map_or(2, i32::from), Relaxed);
-                    is_done.complete_all();
-                })?;
+                let has_room =
+                    Meanwhile::new(move || drm.ttm.make_room(all, &mut OpCtx::uninterruptible()))?;
                 // The worker waits for the newer object as soon as it has moved the older one.
                 check!(worker::soon(|| bench.older.residence() == Some(MemType::Tt)));
                 worker::pause();
                 let pinned = newer.pin()?;
                 drop(newer);
-                done.wait_for_completion();
+                let has_room = has_room.end()?;
 
                 check_eq!(mem_type(&bench.newer)?, Some(MemType::Vram));
                 check!(bench.newer.reserve(false)?.is_pinned());
                 // Half of VRAM is free.
-                check_eq!(result.load(Relaxed), 0);
+                check_eq!(has_room, Ok(false));
                 check!(holds(&bench.older, Some(1))? && holds(&bench.newer, Some(2))?);
                 drop(pinned);
                 // The object can be evicted again.

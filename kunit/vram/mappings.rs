@@ -6,51 +6,52 @@ use kernel::prelude::*;
 
 #[kunit_tests(vram_mappings)]
 mod tests {
-    use crate::bench::{
-        export,
-        fill,
-        holds,
-        import,
-        invalidate,
-        registered,
-        validate,
-        with_device,
-        Asleep,
-        Card,
-        Control,
-        Mode,
-        Object,
-        Step,
-        PAGE,
-        REFUSED, //
+    use crate::{
+        bench::{
+            export,
+            fill,
+            holds,
+            import,
+            invalidate,
+            mem_type,
+            registered,
+            validate,
+            with_device,
+            Asleep,
+            Card,
+            Control,
+            Mode,
+            Object,
+            Step,
+            PAGE,
+            REFUSED, //
+        },
+        importer::map,
+        store::{
+            exports,
+            Shared,
+            Store, //
+        },
+        waits::{
+            work,
+            Ring, //
+        },
+        worker::{
+            self,
+            pause,
+            soon, //
+        }, //
     };
     use kernel::{
-        dma::DataDirection,
         dma_buf::{
-            exporter::{
-                AttachRequest,
-                LockedBuffer,
-                MapRequest, //
-            },
-            fence::{
-                DriverFence,
-                FenceContext,
-                FenceContextOps, //
-            },
+            fence::DriverFence,
             importer::Invalidated,
             pages::Pages,
-            table::Mapping,
             Attachment,
             DmaBuf,
-            Exporter,
-            Exports,
-            Importer,
-            Ops, //
+            Importer, //
         },
-        dma_resv::{
-            LockedResv,
-            Usage, //
-        },
+        dma_resv::Usage,
         drm::{
             gem::mappings::Address,
             ttm::{
@@ -73,39 +74,12 @@ mod tests {
         time::{
             delay::fsleep,
             Delta, //
-        },
-        types::CovariantForLt, //
-    };
-
-    use crate::worker::{
-        self,
-        pause,
-        soon, //
+        }, //
     };
 
     /// The steps of the move of an object that the page table shows, and of any other object.
     const TOLD: [Step; 3] = [Step::Evicted, Step::Zapped, Step::Queued];
     const UNTOLD: [Step; 1] = [Step::Queued];
-
-    struct Ring;
-
-    impl FenceContextOps for Ring {
-        const DRIVER_NAME: &'static CStr = c"vram_kunit";
-        type Data = ();
-    }
-
-    /// Adds a fence to a reservation whose work is not done yet.
-    fn work(resv: &mut LockedResv<'_>) -> Result<DriverFence<Ring>> {
-        let job = FenceContext::<Ring>::new(c"ring")?
-            .new_fence_allocation(())?
-            .new_fence();
-
-        resv.reserve_fences(1)?
-            .next()
-            .ok_or(ENOSPC)?
-            .add_fence(job.fence(), Usage::Bookkeep);
-        Ok(job)
-    }
 
     /// Makes a worker finish the work a moment later.
     fn done_later(control: &Arc<Control>, job: DriverFence<Ring>) -> Result {
@@ -144,10 +118,6 @@ mod tests {
         Ok((right, count))
     }
 
-    fn mem_type(object: &Object) -> Result<Option<MemType>> {
-        Ok(object.reserve(false)?.mem_type())
-    }
-
     #[test]
     fn device_is_notified_in_order() -> Result {
         with_device(|pdev| {
@@ -157,14 +127,10 @@ mod tests {
             fill(&object, 1)?;
             let buf = export(&object)?;
             let peer = Attachment::new(buf, pdev.as_ref(), Peer(control.clone()))?;
-            peer.with(|at| at.map(DataDirection::Bidirectional).map(|_| ()))?;
+            map(&peer)?;
             control.show(&object)?;
             check_eq!(lead_to(control, &object)?, (true, 2));
-            let job = {
-                let mut reserved = object.reserve(false)?;
-                let mut resv = reserved.resv();
-                work(&mut resv)?
-            };
+            let job = work(&mut object.reserve(false)?.resv(), Usage::Bookkeep)?;
             control.steps()?;
 
             done_later(control, job)?;
@@ -253,11 +219,7 @@ mod tests {
             control.steps()?;
 
             // The move fails before the entries are zapped.
-            let job = {
-                let mut reserved = object.reserve(false)?;
-                let mut resv = reserved.resv();
-                work(&mut resv)?
-            };
+            let job = work(&mut object.reserve(false)?.resv(), Usage::Bookkeep)?;
             let ret = object
                 .reserve(false)?
                 .validate(&[Place::TT], &mut OpCtx::without_waiting());
@@ -377,54 +339,15 @@ mod tests {
         })
     }
 
-    /// A buffer of another device, in system memory.
-    struct Store(Arc<Pages>);
-
-    static OPS: Ops<Store> = Ops::new();
-
-    #[vtable]
-    impl Exporter for Store {
-        type Bound = CovariantForLt!(());
-        type Prepared = ();
-        type Attachment = ();
-
-        const NAME: &'static CStr = c"store";
-        const OPS: &'static Ops<Self> = &OPS;
-
-        fn prepare_attach(&self) {}
-
-        fn attach(
-            &self,
-            _cx: &LockedBuffer<'_, Self>,
-            req: &mut AttachRequest<'_>,
-            _prepared: (),
-        ) -> Result {
-            req.clear_peer2peer();
-            Ok(())
-        }
-
-        fn map<'r>(
-            &self,
-            _cx: &LockedBuffer<'_, Self>,
-            at: &MapRequest<'r, Self>,
-            dir: DataDirection,
-        ) -> Result<Mapping<'r>> {
-            at.map_pages(&self.0, dir)
-        }
-    }
-
     /// Calls `f` with a device, and with an imported object that its page table shows.
     fn with_import(
         pdev: &kernel::pci::Device<kernel::device::Core<'_>>,
         f: impl FnOnce(Card, &DmaBuf, ARef<Object>) -> Result,
     ) -> Result {
         let faux = faux::Registration::new(c"vram_kunit", None)?;
-        let exports: Exports<'_, Store> =
-            Exports::new(faux.as_ref(), |_: &faux::Device<kernel::device::Bound>| {
-                Ok(())
-            })?;
+        let exports = exports(&faux)?;
         let pages = Pages::new(3 * PAGE_SIZE, GFP_KERNEL)?;
-        let buf = exports.export(Store(pages), 3 * PAGE_SIZE, flags::O_RDWR)?;
+        let buf = exports.export(Store(Shared::new(pages)?), 3 * PAGE_SIZE, flags::O_RDWR)?;
         let card = Card::new(pdev, 0)?;
         let neighbour = card.object(1, &[Place::TT], Domain::Either)?;
         let object = import(&neighbour, &buf)?;
@@ -481,7 +404,7 @@ mod tests {
                 let control = &card.control;
 
                 // The imported object is not used again.
-                let job = work(&mut buf.resv().lock().locked())?;
+                let job = work(&mut buf.resv().lock().locked(), Usage::Bookkeep)?;
                 invalidate(buf);
                 check_eq!(control.steps()?[..], [Step::Evicted]);
                 pause();
@@ -491,7 +414,7 @@ mod tests {
 
                 // The imported object is used again.
                 control.show(&object)?;
-                let job = work(&mut buf.resv().lock().locked())?;
+                let job = work(&mut buf.resv().lock().locked(), Usage::Bookkeep)?;
                 invalidate(buf);
                 let place = || {
                     registered(&object, |dev| {
@@ -520,14 +443,14 @@ mod tests {
         with_device(|pdev| {
             with_import(pdev, |card, buf, object| {
                 let control = &card.control;
-                let first = work(&mut buf.resv().lock().locked())?;
+                let first = work(&mut buf.resv().lock().locked(), Usage::Bookkeep)?;
 
                 invalidate(buf);
                 check_eq!(control.steps()?[..], [Step::Evicted]);
                 pause();
                 // The exporter moves the buffer again, and other work uses it, before this device
                 // does.
-                let second = work(&mut buf.resv().lock().locked())?;
+                let second = work(&mut buf.resv().lock().locked(), Usage::Bookkeep)?;
                 invalidate(buf);
                 check_eq!(control.steps()?[..], [Step::Evicted]);
                 done_later(control, first)?;
@@ -547,7 +470,7 @@ mod tests {
                     let control = card.control.clone();
                     let before = control.entries()?;
                     let job = if is_busy {
-                        Some(work(&mut buf.resv().lock().locked())?)
+                        Some(work(&mut buf.resv().lock().locked(), Usage::Bookkeep)?)
                     } else {
                         None
                     };

@@ -17,8 +17,7 @@ use kernel::{
     bindings,
     device::{
         Bound,
-        Core,
-        DeviceContext, //
+        Core, //
     },
     drm::{
         self,
@@ -182,35 +181,7 @@ impl gem::DriverObject for Bo {
     }
 }
 
-struct File;
-
-impl drm::file::DriverFile for File {
-    type Driver = Driver;
-
-    fn open(_dev: &drm::Device<Driver>) -> Result<Pin<KBox<Self>>> {
-        Ok(KBox::new(Self, GFP_KERNEL)?.into())
-    }
-}
-
-struct Driver;
-
-#[vtable]
-impl drm::Driver for Driver {
-    type Data = ();
-    type RegistrationData<'a> = Loaded<'a>;
-    type File = File;
-    type Object = gem::Object<Bo>;
-    type ParentDevice<Ctx: DeviceContext> = pci::Device<Ctx>;
-
-    const INFO: drm::DriverInfo = drm::DriverInfo {
-        major: 1,
-        minor: 0,
-        patchlevel: 0,
-        name: c"vram_kunit",
-        desc: c"VRAM that processes have",
-    };
-    const IOCTLS: &'static [drm::ioctl::DrmIoctlDescriptor] = &[];
-}
+driver! { pci, (), Loaded, gem::Object<Bo>, c"vram_kunit", c"VRAM that processes have" }
 
 /// A device with the BAR as VRAM, until it is dropped.
 pub(crate) struct Card {

@@ -8,7 +8,10 @@ use kernel::prelude::*;
 mod tests {
     use crate::{
         bench::with_device,
-        importer::prompt,
+        importer::{
+            map,
+            prompt, //
+        },
         memory::{
             available_pages,
             translate,
@@ -17,7 +20,12 @@ mod tests {
             Physical,
             Sharing, //
         },
-        worker, //
+        store::{
+            exports,
+            Shared,
+            Store, //
+        },
+        waits::Meanwhile, //
     };
     use kernel::{
         device::{
@@ -26,25 +34,16 @@ mod tests {
         },
         dma::DataDirection,
         dma_buf::{
-            exporter::{
-                AttachRequest,
-                LockedBuffer,
-                MapRequest, //
-            },
             importer::LockedAttachment,
             pages::Pages,
-            table::Mapping,
             vmap::VMap,
             Attachment,
             DmaBuf,
-            Exporter,
             Exports,
-            Ops,
             StaticAttachment, //
         },
         faux,
         fs::file::flags,
-        new_mutex,
         page::{
             Page,
             PAGE_SIZE, //
@@ -52,110 +51,11 @@ mod tests {
         prelude::*,
         sync::{
             aref::ARef,
-            atomic::{
-                Atomic,
-                Relaxed, //
-            },
+            atomic::Relaxed,
             Arc,
-            Completion,
-            Mutex, //
+            Completion, //
         },
-        time::{
-            delay::fsleep,
-            Delta, //
-        },
-        types::CovariantForLt, //
     };
-
-    /// The state that a test shares with its buffer.
-    #[pin_data]
-    struct Shared {
-        #[pin]
-        pages: Mutex<Option<Arc<Pages>>>,
-        /// The number of calls of `pages()`, by page faults and mappings of the kernel.
-        asked: Atomic<u32>,
-        /// The number of accesses by the CPU that have begun and not ended.
-        begun: Atomic<i32>,
-        /// Completed by the next call of `pages()`, which returns a moment later.
-        #[pin]
-        slow: Mutex<Option<Arc<Completion>>>,
-    }
-
-    impl Shared {
-        fn new(pages: Arc<Pages>) -> Result<Arc<Self>> {
-            Arc::pin_init(
-                pin_init!(Self {
-                    pages <- new_mutex!(Some(pages)),
-                    asked: Atomic::new(0),
-                    begun: Atomic::new(0),
-                    slow <- new_mutex!(None),
-                }),
-                GFP_KERNEL,
-            )
-        }
-
-        fn pages(&self) -> Result<Arc<Pages>> {
-            self.pages.lock().clone().ok_or(ENXIO)
-        }
-    }
-
-    /// The buffer.
-    struct Store(Arc<Shared>);
-
-    static OPS: Ops<Store> = Ops::new();
-
-    #[vtable]
-    impl Exporter for Store {
-        type Bound = CovariantForLt!(());
-        type Prepared = ();
-        type Attachment = ();
-
-        const NAME: &'static CStr = c"store";
-        const OPS: &'static Ops<Self> = &OPS;
-
-        fn prepare_attach(&self) {}
-
-        fn attach(
-            &self,
-            _cx: &LockedBuffer<'_, Self>,
-            req: &mut AttachRequest<'_>,
-            _prepared: (),
-        ) -> Result {
-            req.clear_peer2peer();
-            Ok(())
-        }
-
-        fn map<'r>(
-            &self,
-            _cx: &LockedBuffer<'_, Self>,
-            at: &MapRequest<'r, Self>,
-            dir: DataDirection,
-        ) -> Result<Mapping<'r>> {
-            at.map_pages(&self.0.pages()?, dir)
-        }
-
-        fn begin_cpu_access(&self, cx: &LockedBuffer<'_, Self>, _dir: DataDirection) -> Result {
-            cx.attachments().for_each(|at| at.sync_for_cpu());
-            self.0.begun.fetch_add(1, Relaxed);
-            Ok(())
-        }
-
-        fn end_cpu_access(&self, cx: &LockedBuffer<'_, Self>, dir: DataDirection) -> Result {
-            self.0.begun.fetch_sub(1, Relaxed);
-            cx.attachments().for_each(|at| at.sync_for_device(dir));
-            Ok(())
-        }
-
-        fn pages(&self, _cx: &LockedBuffer<'_, Self>) -> Result<Arc<Pages>> {
-            self.0.asked.fetch_add(1, Relaxed);
-            let slow = self.0.slow.lock().take();
-            if let Some(asked) = slow {
-                asked.complete_all();
-                fsleep(Delta::from_millis(50));
-            }
-            self.0.pages()
-        }
-    }
 
     const COUNT: usize = 3;
     const SIZE: usize = COUNT * PAGE_SIZE;
@@ -167,10 +67,6 @@ mod tests {
 
         bytes[..7].copy_from_slice(what);
         bytes
-    }
-
-    fn exports(dev: &faux::Registration) -> Result<Exports<'_, Store>> {
-        Exports::new(dev.as_ref(), |_dev: &faux::Device<Bound>| Ok(()))
     }
 
     /// Returns the pages of a buffer, no two of which are neighbours in the order of the buffer.
@@ -321,7 +217,7 @@ mod tests {
 
             for size in [SIZE - PAGE_SIZE, SIZE + PAGE_SIZE] {
                 *shared.pages.lock() = Some(Pages::new(size, GFP_KERNEL)?);
-                check_eq!(at.with(|at| at.map(BOTH).map(|_| ())), Err(EINVAL));
+                check_eq!(map(&at), Err(EINVAL));
                 check_eq!(VMap::new(buf.clone()).err(), Some(EINVAL));
             }
             Ok(())
@@ -492,16 +388,13 @@ mod tests {
         // The buffer is revoked while a fault of the process waits for the pages: the page that the
         // fault maps afterwards is unmapped again.
         let asked = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
-        let done = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
         *shared.slow.lock() = Some(asked.clone());
-        let is_done = done.clone();
-        worker::spawn(move || {
+        let revoked = Meanwhile::new(move || {
             asked.wait_for_completion();
             drop(handle);
-            is_done.complete_all();
         })?;
         check_eq!(map.fault(0)?, Access::Works);
-        done.wait_for_completion();
+        revoked.end()?;
         check_eq!(shared.asked.load(Relaxed), 1);
         check_eq!(map.read(0).err(), Some(EFAULT));
         check_eq!(map.fault(0)?, Access::Sigbus);
@@ -516,7 +409,7 @@ mod tests {
             let (_, buf) = export_buffer(&exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
 
-            at.with(|at| at.map(BOTH).map(|_| ()))?;
+            map(&at)?;
             drop(exports);
             check_eq!(at.importer().0.load(Relaxed), 1);
             at.with(|at| {

@@ -9,6 +9,7 @@ mod tests {
     use crate::bench::{
         fill,
         holds,
+        mem_type,
         move_of,
         validate,
         with_device,
@@ -63,10 +64,6 @@ mod tests {
 
     fn first(object: &Object) -> Result<u64> {
         Ok(ranges(object)?.first().ok_or(ENXIO)?.offset)
-    }
-
-    fn mem_type(object: &Object) -> Result<Option<MemType>> {
-        Ok(object.reserve(false)?.mem_type())
     }
 
     /// Fills VRAM with objects of a MiB, in the order of their offsets.

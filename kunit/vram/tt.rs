@@ -9,6 +9,7 @@ mod tests {
     use crate::bench::{
         fill,
         holds,
+        mem_type,
         validate,
         with_device,
         Card,
@@ -31,10 +32,6 @@ mod tests {
 
     fn local(card: &Card, pages: u64) -> Result<ARef<Object>> {
         card.object(pages, &[Place::TT], Domain::System)
-    }
-
-    fn mem_type(object: &Object) -> Result<Option<MemType>> {
-        Ok(object.reserve(false)?.mem_type())
     }
 
     /// Each object of a page that stays has a free page at either side.

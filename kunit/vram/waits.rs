@@ -11,10 +11,20 @@ use crate::worker::{
 };
 use kernel::{
     bindings,
+    dma_buf::fence::{
+        DriverFence,
+        FenceContext,
+        FenceContextOps, //
+    },
+    dma_resv::{
+        LockedResv,
+        Usage, //
+    },
     drm::{
         gem::ttm::Object,
         ttm::TtmObject, //
     },
+    new_mutex,
     prelude::*,
     sync::{
         aref::ARef,
@@ -25,10 +35,83 @@ use kernel::{
             Release, //
         },
         Arc,
-        Completion, //
+        Completion,
+        Mutex, //
     },
     task::Task, //
 };
+
+/// What signals fences when a test says so.
+pub(crate) struct Ring;
+
+impl FenceContextOps for Ring {
+    const DRIVER_NAME: &'static CStr = c"vram_kunit";
+    type Data = ();
+}
+
+/// Returns a fence of work that is not done yet.
+pub(crate) fn job() -> Result<DriverFence<Ring>> {
+    Ok(FenceContext::<Ring>::new(c"ring")?
+        .new_fence_allocation(())?
+        .new_fence())
+}
+
+/// Adds such a fence to a reservation.
+pub(crate) fn work(resv: &mut LockedResv<'_>, usage: Usage) -> Result<DriverFence<Ring>> {
+    let job = job()?;
+
+    resv.reserve_fences(1)?
+        .next()
+        .ok_or(ENOSPC)?
+        .add_fence(job.fence(), usage);
+    Ok(job)
+}
+
+#[pin_data]
+struct Answer<R> {
+    #[pin]
+    ret: Mutex<Option<R>>,
+    #[pin]
+    done: Completion,
+}
+
+/// What another task does.
+pub(crate) struct Meanwhile<R>(Arc<Answer<R>>);
+
+impl<R: Send + Unpin + 'static> Meanwhile<R> {
+    /// Lets a worker call `body`, which is dropped before the end.
+    pub(crate) fn new(body: impl FnOnce() -> R + Send + 'static) -> Result<Self> {
+        let answer = Arc::pin_init(
+            pin_init!(Answer {
+                ret <- new_mutex!(None),
+                done <- Completion::new(),
+            }),
+            GFP_KERNEL,
+        )?;
+        let told: Arc<Answer<R>> = answer.clone();
+
+        worker::spawn(move || {
+            let ret = body();
+
+            *told.ret.lock() = Some(ret);
+            told.done.complete_all();
+        })?;
+        Ok(Self(answer))
+    }
+
+    /// Returns whether it has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.ret.lock().is_some()
+    }
+
+    /// Waits for the end, and returns the result.
+    pub(crate) fn end(self) -> Result<R> {
+        self.0.done.wait_for_completion();
+        let ret = self.0.ret.lock().take();
+
+        ret.ok_or(ENODATA)
+    }
+}
 
 /// Lets another task go on when it is dropped.
 pub(crate) struct Blocked(Arc<Completion>);

@@ -13,6 +13,7 @@ use crate::{
         BAR,
         PAGE, //
     },
+    importer::DIR,
     waits::Blocked, //
 };
 use kernel::{
@@ -20,20 +21,20 @@ use kernel::{
     container_of,
     device::{
         Bound,
-        Device,
-        DeviceContext, //
+        Device, //
     },
-    dma_buf::mapping::RangeList,
+    dma_buf::{
+        mapping::RangeList,
+        Attachment,
+        Importer, //
+    },
     dma_resv::Usage,
     drm::{
         self,
         devres::RegistrationInit,
         gem::{
             self,
-            peer::{
-                self,
-                PeerObject, //
-            }, //
+            peer, //
         },
         ttm::{
             CpuEngine,
@@ -391,19 +392,8 @@ impl RegistrationInit<Driver> for Init {
     }
 }
 
-pub(crate) struct Bo(Domain);
-
-static OPS: peer::Ops<Bo> = peer::Ops::new();
-
-impl gem::DriverObject for Bo {
-    type Driver = Driver;
-    type Args = Domain;
-
-    const PRIME: gem::PrimeHooks<Self> = peer::hooks();
-
-    fn new(_dev: &drm::Device<Driver>, _size: usize, domain: Domain) -> impl PinInit<Self, Error> {
-        Ok::<_, Error>(Self(domain))
-    }
+peer_object! {
+    pub(crate) struct Bo(Domain);
 }
 
 impl TtmObject for Bo {
@@ -437,51 +427,13 @@ impl Aperture for Bo {
     }
 }
 
-impl PeerObject for Bo {
-    type Class = Object;
-
-    const OPS: &'static peer::Ops<Self> = &OPS;
-
-    fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
-        &vram.exports
-    }
-}
-
 #[pin_data]
 pub(crate) struct Data {
     #[pin]
     pub(crate) ttm: drm::ttm::Device<Bo>,
 }
 
-pub(crate) struct File;
-
-impl drm::file::DriverFile for File {
-    type Driver = Driver;
-
-    fn open(_dev: &drm::Device<Driver>) -> Result<Pin<KBox<Self>>> {
-        Ok(KBox::new(Self, GFP_KERNEL)?.into())
-    }
-}
-
-pub(crate) struct Driver;
-
-#[vtable]
-impl drm::Driver for Driver {
-    type Data = Data;
-    type RegistrationData<'a> = Vram<'a>;
-    type File = File;
-    type Object = Object;
-    type ParentDevice<Ctx: DeviceContext> = pci::Device<Ctx>;
-
-    const INFO: drm::DriverInfo = drm::DriverInfo {
-        major: 1,
-        minor: 0,
-        patchlevel: 0,
-        name: c"vram_kunit",
-        desc: c"VRAM behind windows",
-    };
-    const IOCTLS: &'static [drm::ioctl::DrmIoctlDescriptor] = &[];
-}
+driver! { pub(crate) pci, Data, Vram, Object, c"vram_kunit", c"VRAM behind windows" }
 
 pub(crate) type Card = drm::devres::Registration<Driver>;
 
@@ -505,6 +457,16 @@ pub(crate) fn card_showing(pdev: &pci::Device<Bound>, visible: u64) -> Result<(C
 /// Makes a device with an aperture, and with VRAM that the CPU sees.
 pub(crate) fn card(pdev: &pci::Device<Bound>) -> Result<(Card, Arc<Slots>)> {
     card_showing(pdev, pdev.resource_len(BAR)? / 2)
+}
+
+/// Maps, and returns whether the importer sees the object through windows.
+pub(crate) fn sees<I: Importer>(
+    at: &Attachment<I>,
+    aperture: &Slots,
+    pages: u64,
+    seed: u64,
+) -> Result<bool> {
+    at.with(|at| aperture.is_seen(at.map(DIR)?, pages, Some(seed)))
 }
 
 /// Makes an object in VRAM that is filled from `seed`.
