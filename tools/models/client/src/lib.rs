@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
+use std::time::Instant;
 
 use vfio_user::interrupts::MSI;
 use vfio_user::memory::Memory;
@@ -37,6 +38,10 @@ pub const CONFIG_BAR: u64 = 0x10;
 /// Memory decoding and bus mastering.
 pub const COMMAND_ON: u16 = 6;
 pub const COMMAND_MEMORY: u16 = 2;
+
+/// Device control of the capability PCI Express, with the bit that resets.
+const DEVICE_CONTROL: u64 = 0x48;
+const FUNCTION_RESET: u16 = 1 << 15;
 
 const READ_WRITE: u32 = 3;
 const EVENTFD_TRIGGER: u32 = 4 | 32;
@@ -256,6 +261,26 @@ impl Client {
             .expect("a register");
     }
 
+    /// Maps all memory for DMA at a bus address, and turns the device on.
+    pub fn turn_on(&mut self, base: u64, memory: u64) {
+        self.map(base, 0, memory);
+        self.enable_interrupt();
+        self.set_command(COMMAND_ON);
+    }
+
+    /// Begins a function level reset.
+    pub fn reset_function(&mut self) {
+        self.write_region(CONFIG, DEVICE_CONTROL, &FUNCTION_RESET.to_le_bytes())
+            .expect("a register");
+    }
+
+    /// Bytes of the memory.
+    pub fn bytes(&self, at: u64, bytes: u64) -> Vec<u8> {
+        let mut data = vec![0; bytes as usize];
+        self.memory.read(at, &mut data);
+        data
+    }
+
     /// Puts a BAR of 64 bits at a bus address.
     pub fn set_bar(&mut self, number: u64, address: u64) {
         let at = CONFIG_BAR + 4 * number;
@@ -352,4 +377,36 @@ fn served(message: &Message, remote: &Remote) -> Option<Vec<u8>> {
         }
         _ => None,
     }
+}
+
+/// The lines that a device has written to its log.
+#[derive(Clone, Default)]
+pub struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    /// What the device writes lines by.
+    pub fn sink(&self) -> impl Fn(&str) + Send + Sync + 'static {
+        let log = self.clone();
+        move |line| log.0.lock().unwrap().push(line.to_owned())
+    }
+
+    pub fn lines(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+/// Waits until a condition is true.
+pub fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is() {
+        assert!(Instant::now() < end, "no sign of {what}");
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Bytes that differ from their neighbours.
+pub fn pattern(bytes: u64, seed: u64) -> Vec<u8> {
+    (0..bytes)
+        .map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ seed.wrapping_mul(97)) as u8)
+        .collect()
 }

@@ -20,7 +20,7 @@ fn machine() -> Machine {
 /// What a transfer to the third page finds in the buffer, if it is one byte.
 fn buffered(machine: &mut Machine) -> u8 {
     machine.write(0, BASE + 2 * PAGE, PAGE);
-    let data = machine.memory(2 * PAGE, PAGE);
+    let data = machine.client.bytes(2 * PAGE, PAGE);
     assert!(data.iter().all(|byte| *byte == data[0]));
     data[0]
 }
@@ -53,7 +53,7 @@ fn one_that_is_stuck_is_not() {
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(machine.is_running(0));
         match reset {
-            true => machine.reset_function(),
+            true => machine.client.reset_function(),
             false => machine.inject(inject::NONE, 0, 0),
         }
         assert!(!machine.is_running(0));
@@ -85,7 +85,7 @@ fn writes_are_dropped() {
         machine.write(0, BASE + page * PAGE, 8);
     }
     for (page, byte) in [(0, 0), (1, 2), (2, 0)] {
-        assert_eq!(machine.memory(page * PAGE, 8), [byte; 8]);
+        assert_eq!(machine.client.bytes(page * PAGE, 8), [byte; 8]);
     }
 }
 

@@ -4,15 +4,11 @@
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::thread;
-use std::time::Duration;
-use std::time::Instant;
 
+use client::eventually;
 use client::Client;
-use client::COMMAND_ON;
-use client::CONFIG;
-use client::PATIENCE;
+use client::Log;
 use edu::device::Edu;
 use edu::registers;
 use vfio_user::memory::PAGE;
@@ -22,14 +18,11 @@ use vfio_user::server;
 pub const MEMORY: u64 = 16 * PAGE;
 pub const BASE: u64 = 0x1_0000_0000;
 pub const REMOTE: u64 = 0x50_0000_0000;
-/// Device control of the capability PCI Express, with the bit that resets.
-const DEVICE_CONTROL: u64 = 0x48;
-const FUNCTION_RESET: u16 = 1 << 15;
 
 /// A machine with the device.
 pub struct Machine {
     pub client: Client,
-    lines: Arc<Mutex<Vec<String>>>,
+    pub log: Log,
 }
 
 impl Machine {
@@ -39,17 +32,13 @@ impl Machine {
 
     /// A machine whose device is behind an IOMMU, or not.
     pub fn with(strict: bool) -> Self {
-        let lines = Arc::<Mutex<Vec<String>>>::default();
-        let log = lines.clone();
-        let told = move |line: &str| log.lock().unwrap().push(line.to_owned());
-        let edu = Edu::new("edu", strict, Arc::default(), told);
+        let log = Log::default();
+        let edu = Edu::new("edu", strict, Arc::default(), log.sink());
         let (ours, theirs) = UnixStream::pair().unwrap();
         thread::spawn(move || server::connection(theirs, &*edu));
         let mut client = Client::raw(ours, MEMORY);
-        client.map(BASE, 0, MEMORY);
-        client.enable_interrupt();
-        client.set_command(COMMAND_ON);
-        Self { client, lines }
+        client.turn_on(BASE, MEMORY);
+        Self { client, log }
     }
 
     /// The offset of a channel's register.
@@ -109,39 +98,4 @@ impl Machine {
         self.client
             .set64(registers::INJECT, what | skip << 16 | argument << 32);
     }
-
-    /// Begins a function level reset.
-    pub fn reset_function(&mut self) {
-        self.client
-            .write_region(CONFIG, DEVICE_CONTROL, &FUNCTION_RESET.to_le_bytes())
-            .unwrap();
-    }
-
-    /// Bytes of the memory.
-    pub fn memory(&self, at: u64, bytes: u64) -> Vec<u8> {
-        let mut data = vec![0; bytes as usize];
-        self.client.memory.read(at, &mut data);
-        data
-    }
-
-    /// The lines of the log.
-    pub fn lines(&self) -> Vec<String> {
-        self.lines.lock().unwrap().clone()
-    }
-}
-
-/// Waits until a condition is true.
-pub fn eventually(what: &str, mut is: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !is() {
-        assert!(Instant::now() < end, "no sign of {what}");
-        thread::sleep(Duration::from_micros(200));
-    }
-}
-
-/// Bytes that differ from their neighbours.
-pub fn pattern(bytes: u64, seed: u64) -> Vec<u8> {
-    (0..bytes)
-        .map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ seed.wrapping_mul(97)) as u8)
-        .collect()
 }

@@ -2,11 +2,11 @@
 
 //! Writes that arrive after the end of their transfer.
 
+use client::eventually;
 use edu::registers;
 use edu::registers::inject;
 use vfio_user::memory::PAGE;
 
-use crate::machine::eventually;
 use crate::machine::Machine;
 use crate::machine::BASE;
 use crate::machine::MEMORY;
@@ -74,7 +74,7 @@ fn one_that_arrives_where_nothing_is_mapped_any_more_is_reported() {
     machine.client.get(registers::LIVENESS);
     assert!(machine.client.memory.is_filled(0, MEMORY, 1));
     assert_eq!(
-        machine.lines(),
+        machine.log.lines(),
         [format!(
             "edu: channel 2: write to {BASE:#x}, which is not mapped for DMA"
         )]
@@ -86,10 +86,10 @@ fn none_arrives_after_a_reset() {
     let mut machine = machine(true, LONG);
     machine.start_write(0, BASE, PAGE);
     machine.client.wait_for_interrupt();
-    machine.reset_function();
+    machine.client.reset_function();
     machine.client.get(registers::LIVENESS);
     assert!(machine.client.memory.is_filled(0, MEMORY, 1));
-    assert_eq!(machine.lines(), [""; 0]);
+    assert_eq!(machine.log.lines(), [""; 0]);
 }
 
 #[test]

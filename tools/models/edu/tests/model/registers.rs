@@ -108,7 +108,7 @@ fn a_reset_clears_registers() {
     machine.client.set64(registers::DELAY, 70);
     machine.client.set(registers::STATUS, 0x80);
     machine.client.set(registers::INTERRUPT_RAISE, 1);
-    machine.reset_function();
+    machine.client.reset_function();
     assert_eq!(machine.client.get64(source), 0);
     assert_eq!(machine.client.get64(registers::DELAY), 0);
     assert_eq!(machine.client.get(registers::STATUS), 0);

@@ -2,12 +2,12 @@
 
 //! Transfers, one at a time and on all channels.
 
+use client::eventually;
+use client::pattern;
 use client::COMMAND_MEMORY;
 use edu::registers;
 use vfio_user::memory::PAGE;
 
-use crate::machine::eventually;
-use crate::machine::pattern;
 use crate::machine::Machine;
 use crate::machine::BASE;
 use crate::machine::MEMORY;
@@ -24,7 +24,7 @@ fn bytes_go_through_the_buffer() {
     machine.read(0, BASE + PAGE, PAGE);
     machine.write(0, BASE + 3 * PAGE, PAGE);
     machine.client.wait_for_interrupt();
-    assert!(machine.memory(3 * PAGE, PAGE) == data);
+    assert!(machine.client.bytes(3 * PAGE, PAGE) == data);
     assert_eq!(machine.client.get(registers::INTERRUPT_STATUS), 0x100);
     // A part, from the middle of the buffer.
     machine.start(
@@ -35,9 +35,9 @@ fn bytes_go_through_the_buffer() {
         registers::TO_MEMORY,
     );
     machine.finish(0);
-    assert!(machine.memory(5 * PAGE + 7, 50) == data[100..150]);
-    assert_eq!(machine.memory(5 * PAGE, 7), [0; 7]);
-    assert_eq!(machine.memory(5 * PAGE + 57, 7), [0; 7]);
+    assert!(machine.client.bytes(5 * PAGE + 7, 50) == data[100..150]);
+    assert_eq!(machine.client.bytes(5 * PAGE, 7), [0; 7]);
+    assert_eq!(machine.client.bytes(5 * PAGE + 57, 7), [0; 7]);
     assert_eq!(machine.client.get64(registers::FINISHED), 3);
     assert_eq!(machine.client.interrupts(), 0);
 }
@@ -50,10 +50,10 @@ fn memory_behind_the_client_is_accessed_by_messages() {
         machine.client.map_remote(REMOTE, data.clone());
         machine.read(1, REMOTE, PAGE);
         machine.write(1, BASE, PAGE);
-        assert!(machine.memory(0, PAGE) == data);
+        assert!(machine.client.bytes(0, PAGE) == data);
         machine.write(1, REMOTE + 8, 8);
         assert!(machine.client.remote(REMOTE)[8..16] == data[..8]);
-        assert_eq!(machine.lines(), [""; 0]);
+        assert_eq!(machine.log.lines(), [""; 0]);
     }
 }
 
@@ -86,7 +86,7 @@ fn channels_have_buffers_of_their_own_and_work_at_the_same_time() {
     assert_eq!(machine.client.interrupts(), 0);
     machine.write(1, BASE + 9 * PAGE, PAGE);
     machine.client.wait_for_interrupt();
-    assert!(machine.memory(9 * PAGE, PAGE) == pattern(PAGE, 1));
+    assert!(machine.client.bytes(9 * PAGE, PAGE) == pattern(PAGE, 1));
     assert_eq!(machine.client.get(registers::INTERRUPT_STATUS), 0x200);
     assert!(machine.is_running(0) && machine.is_running(2) && machine.is_running(3));
     assert!(machine.client.memory.is_filled(0, 9 * PAGE, 0));
@@ -135,7 +135,7 @@ fn what_is_not_in_the_buffer_is_not_moved() {
     assert!(machine.client.memory.is_filled(0, MEMORY, 7));
     assert_eq!(machine.client.get64(registers::REPORTS), 5);
     assert_eq!(
-        machine.lines()[0],
+        machine.log.lines()[0],
         "edu: channel 0: 4096 bytes at 0x40001 are not in the buffer"
     );
 }
@@ -151,14 +151,14 @@ fn an_address_that_is_not_mapped_is_reported() {
         format!("edu: channel 3: {verb} {at:#x}, which is not mapped for DMA")
     };
     let lines = [say("write to", REMOTE), say("read of", REMOTE + 8)];
-    assert_eq!(machine.lines(), lines);
+    assert_eq!(machine.log.lines(), lines);
     // Those that a test has announced are counted, and not logged.
     machine.inject(registers::inject::EXPECT_REPORTS, 0, 1);
     machine.write(3, REMOTE, 8);
     assert_eq!(machine.client.get64(registers::REPORTS), 3);
-    assert_eq!(machine.lines(), lines);
+    assert_eq!(machine.log.lines(), lines);
     machine.write(3, REMOTE, 8);
-    assert_eq!(machine.lines().len(), 3);
+    assert_eq!(machine.log.lines().len(), 3);
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn only_without_an_iommu_is_the_client_asked_for_what_is_not_mapped() {
         machine.client.remote(REMOTE)[..9],
         [0, 0, 0, 0, 0, 0, 0, 0, 1]
     );
-    assert_eq!(machine.lines(), [""; 0]);
+    assert_eq!(machine.log.lines(), [""; 0]);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn without_bus_mastering_nothing_is_accessed() {
     machine.write(0, BASE, PAGE);
     assert!(machine.client.memory.is_filled(0, MEMORY, 7));
     // The driver may have turned it off because the device did not stop.
-    assert_eq!(machine.lines(), [""; 0]);
+    assert_eq!(machine.log.lines(), [""; 0]);
 }
 
 #[test]
@@ -190,13 +190,13 @@ fn nothing_is_moved_after_a_reset() {
     machine.client.memory.fill(0, MEMORY, 7);
     machine.client.set64(registers::DELAY, 20_000);
     machine.start_write(0, BASE, PAGE);
-    machine.reset_function();
+    machine.client.reset_function();
     assert!(!machine.is_running(0));
     // One that follows is moved, and nothing of the other one.
     machine.start_write(0, BASE + PAGE, 1);
     machine.client.wait_for_interrupt();
     assert!(machine.client.memory.is_filled(0, PAGE, 7));
-    assert_eq!(machine.memory(PAGE, 2), [0, 7]);
+    assert_eq!(machine.client.bytes(PAGE, 2), [0, 7]);
     assert_eq!(machine.client.get64(registers::FINISHED), 1);
 }
 
@@ -207,7 +207,7 @@ fn the_end_of_a_transfer_before_a_reset_is_not_that_of_one_after_it() {
     machine.client.hold();
     machine.start_read(0, REMOTE, PAGE);
     eventually("a request", || machine.client.holds());
-    machine.reset_function();
+    machine.client.reset_function();
     machine.client.set64(registers::DELAY, LONG);
     machine.start_read(0, BASE, PAGE);
     machine.client.release();

@@ -222,7 +222,7 @@ fn a_function_level_reset_unmaps_it() {
     let aperture = machine.aperture();
     machine.show(4, Some(4));
     aperture.fill(4 * PAGE, PAGE, 6);
-    machine.reset_function();
+    machine.client.reset_function();
     machine.finish_reset();
     assert!(aperture.is_filled(0, APERTURE, POISON));
     machine.start();

@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use client::eventually;
+use client::pattern;
 use client::COMMAND_MEMORY;
 use client::COMMAND_ON;
 use gpu::registers;
@@ -11,8 +13,6 @@ use gpu::registers::error;
 use vfio_user::memory::PAGE;
 use vfio_user::switch::Switch;
 
-use crate::machine::eventually;
-use crate::machine::pattern;
 use crate::machine::Entry;
 use crate::machine::Machine;
 use crate::machine::Slot;

@@ -2,11 +2,11 @@
 
 //! The compute engine, page tables and translations that are kept.
 
+use client::eventually;
+use client::pattern;
 use gpu::registers::error;
 use vfio_user::memory::PAGE;
 
-use crate::machine::eventually;
-use crate::machine::pattern;
 use crate::machine::Entry;
 use crate::machine::Machine;
 use crate::machine::Record;
@@ -46,7 +46,7 @@ fn seen(machine: &Machine, inside: u64, bytes: u64) -> Vec<u8> {
     (inside..inside + bytes)
         .map(|at| {
             let place = DATA + (15 - at / PAGE) * PAGE + at % PAGE;
-            machine.memory(place, 1)[0]
+            machine.client.bytes(place, 1)[0]
         })
         .collect()
 }

@@ -2,9 +2,9 @@
 
 //! The copy engine.
 
+use client::pattern;
 use gpu::registers::error;
 
-use crate::machine::pattern;
 use crate::machine::Entry;
 use crate::machine::Machine;
 use crate::machine::Record;
@@ -47,7 +47,7 @@ fn pieces_of_any_size_are_copied() {
         130_000,
     );
     machine.run(RING, &[back]);
-    let seen = machine.memory(DATA + 500_001, 130_000);
+    let seen = machine.client.bytes(DATA + 500_001, 130_000);
     assert_eq!(seen[..125_907], data[74_093..]);
     assert_eq!(seen[125_907..], data[..4093]);
     assert!(machine.is_quiet());
@@ -87,7 +87,7 @@ fn a_pattern_goes_on_over_pieces() {
         .cycle()
         .take(75_000)
         .collect();
-    assert_eq!(machine.memory(DATA, 5), wanted[3..8]);
+    assert_eq!(machine.client.bytes(DATA, 5), wanted[3..8]);
     assert_eq!(machine.vram(100, 74_992), wanted[8..]);
     assert_eq!(machine.vram(100 + 74_992, 1), [0]);
 }

@@ -5,6 +5,8 @@
 use std::time::Duration;
 use std::time::Instant;
 
+use client::eventually;
+use client::Client;
 use gpu::registers;
 use gpu::registers::error;
 use gpu::registers::inject;
@@ -12,7 +14,6 @@ use gpu::registers::status;
 use vfio_user::message::command;
 use vfio_user::message::Body;
 
-use crate::machine::eventually;
 use crate::machine::Entry;
 use crate::machine::Machine;
 use crate::machine::BASE;
@@ -66,10 +67,8 @@ fn is_lifeless(machine: &mut Machine) {
 
 #[test]
 fn operations_hang_until_a_reset_by_the_bus() {
-    for reset in [Machine::reset_function, |machine: &mut Machine| {
-        let answer = machine
-            .client
-            .ask(command::DEVICE_RESET, Body::default(), None);
+    for reset in [Client::reset_function, |client: &mut Client| {
+        let answer = client.ask(command::DEVICE_RESET, Body::default(), None);
         assert!(answer.is_ok());
     }] {
         let mut machine = Machine::new();
@@ -87,7 +86,7 @@ fn operations_hang_until_a_reset_by_the_bus() {
             machine.start();
             is_lifeless(&mut machine);
         }
-        reset(&mut machine);
+        reset(&mut machine.client);
         machine.finish_reset();
         machine.start();
         machine.run(1, &[Entry::nop()]);
@@ -214,7 +213,7 @@ fn reports_may_be_expected() {
     machine.inject(inject::EXPECT_REPORTS, 0, 2);
     machine.fault(0, entry);
     // A reset takes nothing back.
-    machine.reset_function();
+    machine.client.reset_function();
     machine.finish_reset();
     machine.start();
     machine.fault(0, entry);

@@ -4,6 +4,7 @@
 
 use std::sync::atomic::Ordering;
 
+use client::eventually;
 use gpu::registers;
 use gpu::registers::inject;
 use gpu::registers::status;
@@ -11,7 +12,6 @@ use vfio_user::memory::PAGE;
 use vfio_user::message::command;
 use vfio_user::message::Body;
 
-use crate::machine::eventually;
 use crate::machine::Entry;
 use crate::machine::Machine;
 use crate::machine::APERTURE;
@@ -49,7 +49,7 @@ fn a_function_level_reset_resets_the_device() {
     machine.show(0, Some(0));
     machine.inject(inject::HANG, 0, 0);
     machine.submit(0, &[Entry::nop()]);
-    machine.reset_function();
+    machine.client.reset_function();
     is_fresh(&mut machine);
 }
 
@@ -148,7 +148,7 @@ fn the_client_is_answered_while_it_does_not_answer() {
     client.set(registers::CHECK, 0);
     client.set(registers::RESET, 1);
     client.unmap(remote, PAGE);
-    machine.reset_function();
+    machine.client.reset_function();
     let client = &mut machine.client;
     let reset = client.ask(command::DEVICE_RESET, Body::default(), None);
     assert!(reset.is_ok());

@@ -11,15 +11,11 @@ use std::process;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::thread;
-use std::time::Duration;
-use std::time::Instant;
 
+use client::eventually;
 use client::Client;
-use client::COMMAND_ON;
-use client::CONFIG;
-use client::PATIENCE;
+use client::Log;
 use gpu::device::Gpu;
 use gpu::device::Options;
 use gpu::registers;
@@ -52,21 +48,8 @@ pub const VALID: u64 = 1;
 pub const READ_ONLY: u64 = 2;
 pub const IN_VRAM: u64 = 4;
 pub const LEAF: u64 = 8;
-/// Device control of the capability PCI Express, with the bit that resets.
-const DEVICE_CONTROL: u64 = 0x48;
-const FUNCTION_RESET: u16 = 1 << 15;
 /// The bit of an entry of a list for VRAM.
 pub const PIECE_IN_VRAM: u64 = 1 << 63;
-
-/// The lines that a device has written to its log.
-#[derive(Clone, Default)]
-pub struct Log(Arc<Mutex<Vec<String>>>);
-
-impl Log {
-    pub fn lines(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
-    }
-}
 
 /// A device that listens at a socket.
 pub struct Slot {
@@ -92,14 +75,12 @@ impl Slot {
         change(&mut options);
         let _ = fs::remove_file(&path);
         let log = Log::default();
-        let lines = log.0.clone();
-        let told = move |line: &str| lines.lock().unwrap().push(line.to_owned());
         let removals = Arc::<AtomicU32>::default();
         let counted = removals.clone();
         let removed = move || {
             counted.fetch_add(1, Ordering::SeqCst);
         };
-        let gpu = Gpu::new(&options, switch.clone(), told, removed).unwrap();
+        let gpu = Gpu::new(&options, switch.clone(), log.sink(), removed).unwrap();
         let listener = UnixListener::bind(&path).unwrap();
         let served = gpu.clone();
         thread::spawn(move || server::serve(&listener, &*served));
@@ -360,13 +341,6 @@ impl Machine {
         eventually("a reset", || self.client.get(registers::RESET) == 0);
     }
 
-    /// Begins a function level reset.
-    pub fn reset_function(&mut self) {
-        self.client
-            .write_region(CONFIG, DEVICE_CONTROL, &FUNCTION_RESET.to_le_bytes())
-            .unwrap();
-    }
-
     pub fn inject(&mut self, what: u32, ring: u32, argument: u32) {
         self.client
             .set(registers::INJECT, what | ring << 8 | argument << 16);
@@ -418,7 +392,7 @@ impl Machine {
             bytes,
         );
         self.run(0, &[entry]);
-        self.memory(at, bytes)
+        self.client.bytes(at, bytes)
     }
 
     /// Writes VRAM by the copy engine.
@@ -431,12 +405,6 @@ impl Machine {
             bytes,
         );
         self.run(0, &[entry]);
-    }
-
-    pub fn memory(&self, at: u64, bytes: u64) -> Vec<u8> {
-        let mut data = vec![0; bytes as usize];
-        self.client.memory.read(at, &mut data);
-        data
     }
 
     fn table(&mut self) -> u64 {
@@ -521,24 +489,6 @@ impl Machine {
 /// A client with a device that is on, and has all memory mapped.
 pub fn connect(path: &Path) -> Client {
     let mut client = Client::connect(path, MEMORY);
-    client.map(BASE, 0, MEMORY);
-    client.enable_interrupt();
-    client.set_command(COMMAND_ON);
+    client.turn_on(BASE, MEMORY);
     client
-}
-
-/// Waits until a condition is true.
-pub fn eventually(what: &str, mut is: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !is() {
-        assert!(Instant::now() < end, "no sign of {what}");
-        thread::sleep(Duration::from_micros(200));
-    }
-}
-
-/// Bytes that differ from their neighbours.
-pub fn pattern(bytes: u64, seed: u64) -> Vec<u8> {
-    (0..bytes)
-        .map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ seed.wrapping_mul(97)) as u8)
-        .collect()
 }

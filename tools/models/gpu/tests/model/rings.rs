@@ -2,11 +2,11 @@
 
 //! Rings: doorbells, fences, semaphores, faults and resets.
 
+use client::eventually;
 use gpu::registers;
 use gpu::registers::error;
 use gpu::registers::inject;
 
-use crate::machine::eventually;
 use crate::machine::Entry;
 use crate::machine::Machine;
 use crate::machine::BASE;
@@ -98,7 +98,7 @@ fn registers_may_have_any_value() {
     machine.submit(0, &[Entry::fence(0x0102)]);
     machine.client.wait_for_interrupt();
     machine.client.wait_for_interrupt();
-    assert_eq!(machine.memory(0xfff, 2), [2, 1]);
+    assert_eq!(machine.client.bytes(0xfff, 2), [2, 1]);
     for register in [
         registers::STATUS_PAGE,
         registers::CONTEXT_TABLE,
@@ -221,9 +221,9 @@ fn a_reset_of_the_device_clears_all_registers() {
     machine.inject(inject::SLOW, 0, 10_000);
     machine.inject(inject::FAULT, 1, 0);
     machine.submit(0, &[Entry::fence(55)]);
-    let before = machine.memory(0, 4096);
+    let before = machine.client.bytes(0, 4096);
     machine.reset(1 << 31);
-    assert_eq!(machine.memory(0, 4096), before);
+    assert_eq!(machine.client.bytes(0, 4096), before);
     for register in [
         registers::STATUS_PAGE,
         registers::CONTEXT_TABLE,
