@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import tarfile
-import tempfile
 import types
 import unittest
 from pathlib import Path
@@ -21,17 +20,13 @@ import programs
 import source
 import steps
 import toolpackage
+from in_caches import InCaches
 from steps import LabError
 
 
-class Folder(unittest.TestCase):
+class Folder(InCaches):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.top = Path(folder.name)
-        environment = mock.patch.dict(os.environ, XDG_CACHE_HOME=folder.name)
-        environment.start()
-        self.addCleanup(environment.stop)
+        super().setUp()
         for name in ("CONFIG", "OUT"):
             os.environ.pop(name, None)
 

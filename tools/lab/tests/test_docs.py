@@ -2,8 +2,6 @@
 """Tests of how the documentation is built."""
 
 import io
-import os
-import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -12,16 +10,13 @@ import cache
 import docs
 import pipeline
 import steps
+from in_caches import InCaches
 from steps import LabError
 
 
-class Documentation(unittest.TestCase):
+class Documentation(InCaches):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        environment = mock.patch.dict(os.environ, XDG_CACHE_HOME=folder.name)
-        environment.start()
-        self.addCleanup(environment.stop)
+        super().setUp()
         cache.base().mkdir()
         self.work = steps.Steps(steps.Console(io.StringIO()), cache.base() / "logs")
         self.source = mock.MagicMock(key="key", state="state")

@@ -3,7 +3,6 @@
 
 import os
 import re
-import tempfile
 import tomllib
 import unittest
 from pathlib import Path
@@ -14,6 +13,7 @@ import crates
 import pipeline
 import programs
 import sandbox
+from in_caches import InCaches
 
 TOOL = pipeline.REPO / programs.TOOL / "src"
 TREE = os.environ.get(check.TREE)
@@ -112,14 +112,10 @@ class Glossary(unittest.TestCase):
         self.assertEqual(re.findall(r"^      (\w+)$", listed, re.M), re.findall(r'"(\w+)"', names))
 
 
-class Crates(unittest.TestCase):
+class Crates(InCaches):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        for patch in (mock.patch.dict(os.environ, XDG_CACHE_HOME=folder.name),
-                      mock.patch("debianroot.networked", lambda box: box)):
-            patch.start()
-            self.addCleanup(patch.stop)
+        super().setUp()
+        self.enterContext(mock.patch("debianroot.networked", lambda box: box))
 
     def test_they_are_fetched_once(self):
         steps = mock.MagicMock()

@@ -1,26 +1,21 @@
 # SPDX-License-Identifier: GPL-2.0
 """Tests of when a package counts as built."""
 
-import os
-import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
 
 import packaged
 import sandbox
+from in_caches import InCaches
 
 PACKAGE = packaged.Package("name", Path("/nowhere"), "make", ("lib/a*.so", "tests"))
 
 
-class Packaged(unittest.TestCase):
+class Packaged(InCaches):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        for patch in (mock.patch.dict(os.environ, XDG_CACHE_HOME=folder.name),
-                      mock.patch("debianroot.networked", lambda box: box)):
-            patch.start()
-            self.addCleanup(patch.stop)
+        super().setUp()
+        self.enterContext(mock.patch("debianroot.networked", lambda box: box))
 
     def ensure(self, made):
         """Where a package is whose build leaves these files, and whether it was built now."""

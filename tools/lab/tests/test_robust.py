@@ -39,6 +39,7 @@ import sandbox
 import source
 import steps
 import topologies
+from in_caches import InCaches
 
 LAB = Path(__file__).resolve().parents[1]
 # Seconds after which something hangs. The machine may be busy.
@@ -107,15 +108,11 @@ def runs(pid):
         return False
 
 
-class InCaches(unittest.TestCase):
-    """Tests with caches of their own."""
+class InLab(InCaches):
+    """Tests that start the lab."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        environment = mock.patch.dict(os.environ, XDG_CACHE_HOME=folder.name)
-        environment.start()
-        self.addCleanup(environment.stop)
+        super().setUp()
         cache.base().mkdir()
 
     def start(self, body, **streams):
@@ -146,7 +143,7 @@ class InCaches(unittest.TestCase):
                             and file.read_text()))
 
 
-class Leftovers(InCaches):
+class Leftovers(InLab):
     def assert_free(self):
         """The lock can be had, as soon as the kernel has ended the last process."""
         with open(cache.base() / "lock", "rb") as file:
@@ -308,7 +305,7 @@ class Sandboxed(unittest.TestCase):
                                                  "qemu-system-x86_64"])
 
 
-class HalfMade(InCaches):
+class HalfMade(InLab):
     def setUp(self):
         super().setUp()
         self.file = cache.base() / "folder/file"
@@ -430,7 +427,7 @@ class HalfMade(InCaches):
             self.assertEqual({verdict.result for verdict in rdma.pyverbs(outcome, "x")}, {"fail"})
 
 
-class Sync(InCaches):
+class Sync(InLab):
     """The repository's files in the kernel tree, interrupted at each write."""
 
     PATCH = "--- a/patched\n+++ b/patched\n--- /dev/null\n+++ b/new\n"
@@ -518,7 +515,7 @@ class Sync(InCaches):
             self.assertGreater(points, 6)
 
 
-class FullDisk(InCaches):
+class FullDisk(InLab):
     HINT = "free some space"
 
     def test_of_the_lab(self):
@@ -606,7 +603,7 @@ class Hiccup(http.server.BaseHTTPRequestHandler):
 
 
 @unittest.skipUnless(os.path.exists(host.APT_HELPER[0]), "no apt here")
-class Mirror(InCaches):
+class Mirror(InLab):
     FAILURES = (None, 503)       # the connection ends without an answer, or with this one
 
     def setUp(self):
