@@ -107,10 +107,6 @@ fn read(at: u64, len: usize) -> Vec<u8> {
 
 impl<'a> Scene<'a> {
     /// For a file, without anything else.
-    ///
-    /// # Errors
-    ///
-    /// Any error of mmap(2).
     pub fn new(fd: RawFd, state: &'a dyn Fn() -> Result<Vec<u64>, Stop>) -> Result<Self, SysError> {
         Ok(Self {
             fd,
@@ -394,10 +390,6 @@ impl<'a> Scene<'a> {
 }
 
 /// Checks all calls of a kind of file.
-///
-/// # Errors
-///
-/// The errors of [`Scene::check`].
 pub fn check_all(scene: &mut Scene<'_>, kind: File, is: impl Fn(&Call) -> bool) -> Outcome {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let (start, prot) = (MEMORY as usize, arena::READ_WRITE);
@@ -420,10 +412,6 @@ pub fn check_all(scene: &mut Scene<'_>, kind: File, is: impl Fn(&Call) -> bool) 
 }
 
 /// An open file that is none of any kind.
-///
-/// # Errors
-///
-/// Any error of open(2).
 pub fn nothing() -> Result<std::fs::File, SysError> {
     std::fs::File::open("/dev/null").map_err(|error| SysError::io("open(/dev/null)", &error))
 }
@@ -453,10 +441,6 @@ pub const FOREIGN: u64 = 40;
 
 impl<'a> Gpu<'a> {
     /// For a file and an object of it.
-    ///
-    /// # Errors
-    ///
-    /// Any error on the way.
     pub fn new(drm: &'a Drm, object: &'a Gem<'a>) -> Result<Self, Stop> {
         let other = drm.another()?;
         for _ in 0..FOREIGN {
@@ -507,10 +491,6 @@ impl<'a> Gpu<'a> {
     }
 
     /// A scene with all of it.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Scene::new`].
     pub fn scene<'b>(
         &'b self,
         state: &'b dyn Fn() -> Result<Vec<u64>, Stop>,
@@ -531,10 +511,6 @@ impl<'a> Gpu<'a> {
     }
 
     /// A new handle.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctls.
     pub fn another(&self, thing: Thing) -> Result<u64, SysError> {
         Ok(match thing {
             Thing::Syncobj => create_syncobj(self.drm.fd())?.into(),
@@ -548,10 +524,6 @@ impl<'a> Gpu<'a> {
     }
 
     /// The next handle, VRAM that is free or has memory of processes, and what others have.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctls.
     pub fn state(&self, svm: u64) -> Result<Vec<u64>, Stop> {
         let next = self.drm.create_flags(PAGE as u64, uapi::CREATE_SYSTEM)?;
         let info = self.object.info()?;

@@ -2,7 +2,7 @@
 
 //! Plain ranges of a BAR as dma-bufs, from the driver bar_export.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::Duration;
@@ -72,10 +72,6 @@ impl Exporter {
     }
 
     /// Opens the character device, which must exist.
-    ///
-    /// # Errors
-    ///
-    /// Any error of open(2).
     pub fn try_open(&self) -> Result<File, SysError> {
         open(self.gpu())
     }
@@ -86,21 +82,12 @@ fn path(device: &PciDevice) -> String {
 }
 
 /// Opens the character device of a PCI device that bar_export has.
-///
-/// # Errors
-///
-/// Any error of open(2).
 pub fn open(device: &PciDevice) -> Result<File, SysError> {
     let path = path(device);
-    let file = OpenOptions::new().read(true).write(true).open(&path);
-    file.map_err(|error| SysError::io(format!("open({path})"), &error))
+    misc::open(path.as_ref())
 }
 
 /// Exports the ranges of an argument, which may be invalid.
-///
-/// # Errors
-///
-/// Any error of the ioctl.
 pub fn export_raw(bar_file: &File, argument: &mut BarExport) -> Result<DmaBuf, SysError> {
     // The text is only made if there is an error, because its cost would be measured, too.
     let before = *argument;
@@ -121,10 +108,6 @@ pub fn request(ranges: &[(u64, u64)]) -> Vec<BarExportRange> {
 }
 
 /// Exports the ranges of a BAR in an array of [`request`] as one buffer.
-///
-/// # Errors
-///
-/// Any error of the ioctl.
 pub fn export_request(
     bar_file: &File,
     bar: u32,
@@ -140,19 +123,11 @@ pub fn export_request(
 }
 
 /// Exports ranges (offset and length) of a BAR as one buffer.
-///
-/// # Errors
-///
-/// Any error of the ioctl.
 pub fn export_ranges(bar_file: &File, bar: u32, ranges: &[(u64, u64)]) -> Result<DmaBuf, SysError> {
     export_request(bar_file, bar, &request(ranges))
 }
 
 /// Exports `size` bytes at `offset` of a BAR.
-///
-/// # Errors
-///
-/// Any error of the ioctl.
 pub fn export(bar_file: &File, bar: u32, offset: u64, size: u64) -> Result<DmaBuf, SysError> {
     export_ranges(bar_file, bar, &[(offset, size)])
 }

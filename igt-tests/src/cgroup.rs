@@ -97,10 +97,6 @@ impl Group {
     }
 
     /// Makes a group inside of this one, which then has no processes.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Group::new`].
     #[track_caller]
     pub fn child(&self, name: &str) -> Result<Self, Stop> {
         Self::below(&self.path, name)
@@ -182,10 +178,6 @@ impl Group {
     }
 
     /// As [`Group::set`], for callers that may not be permitted to.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the file.
     pub fn try_set(&self, limit: &str, bytes: u64) -> Result<(), SysError> {
         let (text, path) = (
             format!("{} {bytes}", self.vram),

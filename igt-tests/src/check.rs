@@ -149,6 +149,16 @@ macro_rules! check_eq {
     }};
 }
 
+/// Fails the subtest if a result is an error, such as bytes that differ.
+#[macro_export]
+macro_rules! check_ok {
+    ($result:expr, $($arg:tt)*) => {
+        if let Err(error) = $result {
+            $crate::fail!("{}: {error}", format_args!($($arg)*));
+        }
+    };
+}
+
 /// Expects a call to fail with one error.
 ///
 /// # Errors

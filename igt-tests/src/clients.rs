@@ -19,18 +19,12 @@ type Filled<'a> = (Gem<'a>, Map, Pattern);
 fn filled(drm: &Drm, pattern: Pattern) -> Result<Filled<'_>, Stop> {
     let object = drm.create_flags(PIECE, EITHER)?;
     let map = object.map()?;
-    if let Err(mismatch) = map.verify_value(0) {
-        fail!("a new object is not zero: {mismatch}");
-    }
+    check_ok!(map.verify_value(0), "a new object is not zero");
     map.fill(pattern);
     Ok((object, map, pattern))
 }
 
 /// How many objects it takes to fill the VRAM of a device four times.
-///
-/// # Errors
-///
-/// Any error of the ioctl.
 pub fn four_times(drm: &Drm) -> Result<u64, Stop> {
     Ok(4 * drm.getparam(uapi::PARAM_VRAM_SIZE)? / PIECE)
 }
@@ -58,22 +52,20 @@ pub fn client(
     while goes_on(rounds)? {
         let index = random.below(count) as usize;
         let (object, map, pattern) = &objects[index];
-        if let Err(mismatch) = map.verify(*pattern) {
-            fail!(
-                "round {rounds}, object {index}, {:?}: {mismatch}",
-                object.info()?
-            );
-        }
+        check_ok!(
+            map.verify(*pattern),
+            "round {rounds}, object {index}, {:?}",
+            object.info()?
+        );
         objects[index] = filled(drm, Pattern::new(random.word()))?;
         rounds += 1;
     }
     for (index, (object, map, pattern)) in objects.iter().enumerate() {
-        if let Err(mismatch) = map.verify(*pattern) {
-            fail!(
-                "at the end, object {index}, {:?}: {mismatch}",
-                object.info()?
-            );
-        }
+        check_ok!(
+            map.verify(*pattern),
+            "at the end, object {index}, {:?}",
+            object.info()?
+        );
     }
     Ok(())
 }
@@ -104,10 +96,6 @@ impl<'a> Usage<'a> {
     }
 
     /// Returns the number of moves since then.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn moved(&self) -> Result<u64, Stop> {
         Ok(self.drm.getparam(uapi::PARAM_MOVES)? - self.moves)
     }

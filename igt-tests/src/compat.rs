@@ -112,10 +112,6 @@ impl Drop for Low {
 }
 
 /// As [`crate::drm::ioctl`], as a 32-bit program makes it.
-///
-/// # Errors
-///
-/// Any error of ioctl(2).
 pub fn ioctl<T>(
     fd: RawFd,
     request: u64,

@@ -7,7 +7,7 @@
 use std::mem::{size_of, ManuallyDrop};
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use crate::drm::{again, ioctl, Drm, Gem};
+use crate::drm::{again, call, ioctl, Drm, Gem};
 use crate::map::{Map, PAGE};
 use crate::mgpu::Mgpu;
 use crate::pattern::Pattern;
@@ -212,23 +212,11 @@ pub fn sum(pattern: Pattern, first: u64, words: u64) -> u64 {
 
 impl Drm {
     /// VM_CREATE with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn vm_create_raw(&self, argument: &mut VmCreate) -> Result<(), SysError> {
-        let given = *argument;
-        ioctl(self.fd(), VM_CREATE, argument, || {
-            format!("VM_CREATE({given:?})")
-        })?;
-        Ok(())
+        call(self.fd(), VM_CREATE, argument, "VM_CREATE")
     }
 
     /// VM_DESTROY with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn vm_destroy_raw(&self, given: VmDestroy) -> Result<(), SysError> {
         let mut argument = given;
         ioctl(self.fd(), VM_DESTROY, &mut argument, || {
@@ -238,10 +226,6 @@ impl Drm {
     }
 
     /// VM_BIND with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn gpu_bind_raw(&self, given: VmBind) -> Result<(), SysError> {
         let mut argument = given;
         ioctl(self.fd(), VM_BIND, &mut argument, || {
@@ -251,10 +235,6 @@ impl Drm {
     }
 
     /// EXEC with a given argument, repeated as drmIoctl() does.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl but EAGAIN.
     pub fn exec_raw(&self, given: Exec) -> Result<(), SysError> {
         again(|| {
             let mut argument = given;
@@ -275,10 +255,6 @@ pub struct Vm<'a> {
 
 impl<'a> Vm<'a> {
     /// Makes an address space.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn new(gpu: &'a Mgpu) -> Result<Self, SysError> {
         let drm = &gpu.drm;
         let mut argument = VmCreate::default();
@@ -308,10 +284,6 @@ impl<'a> Vm<'a> {
     }
 
     /// Makes an object that is private to it.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn create(&self, size: u64, places: u32) -> Result<Gem<'a>, SysError> {
         self.drm.create_from(VvramGemCreate {
             pad: self.number,
@@ -320,19 +292,11 @@ impl<'a> Vm<'a> {
     }
 
     /// Maps all of an object.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn bind(&self, object: &Gem<'_>, address: u64) -> Result<(), SysError> {
         self.bind_part(object, 0, address, object.size())
     }
 
     /// Maps a part of an object.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn bind_part(
         &self,
         object: &Gem<'_>,
@@ -352,10 +316,6 @@ impl<'a> Vm<'a> {
     }
 
     /// Unmaps addresses.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn unbind(&self, address: u64, size: u64) -> Result<(), SysError> {
         self.drm.gpu_bind_raw(VmBind {
             vm: self.number,
@@ -378,10 +338,6 @@ impl<'a> Vm<'a> {
     }
 
     /// Queues a job behind fences, and returns its own fence.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn exec_after(&self, ops: &[Op], ins: &[VvramSync]) -> Result<SyncFile, SysError> {
         let mut out = [VvramSync::FILE];
         self.drm.exec_raw(Exec {
@@ -397,10 +353,6 @@ impl<'a> Vm<'a> {
     }
 
     /// Queues a job, and returns its fence.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn exec(&self, ops: &[Op]) -> Result<SyncFile, SysError> {
         self.exec_after(ops, &[])
     }
@@ -429,10 +381,6 @@ impl<'a> Vm<'a> {
     }
 
     /// Destroys the address space.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn destroy(self) -> Result<(), SysError> {
         let given = VmDestroy {
             vm: self.number,
@@ -464,10 +412,6 @@ pub struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     /// Makes both.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctls.
     pub fn new(gpu: &'a Mgpu) -> Result<Self, Stop> {
         let vm = Vm::new(gpu)?;
         let page = vm.create(PAGE as u64, CREATE_SYSTEM)?;
@@ -480,10 +424,6 @@ impl<'a> Bench<'a> {
     }
 
     /// The sum of bytes, by the engine.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Vm::done`].
     #[track_caller]
     pub fn sum(&self, address: u64, size: u64) -> Result<u64, Stop> {
         self.results.write(0, u64::MAX);
@@ -496,10 +436,6 @@ impl<'a> Bench<'a> {
 pub const LEFT: u64 = 4 << 20;
 
 /// Allocates objects that never leave VRAM, until `left` bytes of VRAM are left.
-///
-/// # Errors
-///
-/// Any error of the ioctls.
 pub fn ballast(gpu: &Mgpu, left: u64) -> Result<Vec<Gem<'_>>, Stop> {
     let mut taken = Vec::new();
     let mut size = 64 << 20;

@@ -17,10 +17,6 @@ use crate::{Stop, SysError};
 
 impl Drm {
     /// GEM_COPY with a given argument, repeated as drmIoctl() does.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl but EAGAIN.
     pub fn copy_raw(&self, argument: &VvramGemCopy) -> Result<(), SysError> {
         again(|| {
             let mut given = *argument;
@@ -32,10 +28,6 @@ impl Drm {
     }
 
     /// The same, with fences to wait for and entries for the fence of the copy.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn copy_syncs(
         &self,
         argument: &VvramGemCopy,
@@ -53,10 +45,6 @@ impl Drm {
     }
 
     /// Copies bytes and returns the sync file of the copy.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn copy(
         &self,
         src: (&Gem<'_>, u64),

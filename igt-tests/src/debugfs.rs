@@ -178,20 +178,12 @@ impl DebugFs {
     }
 
     /// Reads all of a file.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the file.
     pub fn read(&self, name: &str) -> Result<String, SysError> {
         let path = self.path(name);
         read(&mut open(&path, true)?, &path)
     }
 
     /// Writes a text to a file, at once.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the file.
     pub fn write(&self, name: &str, text: &str) -> Result<(), SysError> {
         let path = self.path(name);
         write(&mut open(&path, false)?, &path, text)
@@ -259,7 +251,7 @@ impl DebugFs {
                 _ => None,
             };
             let Some((key, count)) = parsed else {
-                return Err(Stop::fail(format_args!("not a counter: {line:?}")));
+                fail!("not a counter: {line:?}");
             };
             let twice = counters.insert(key, count).is_some();
             check!(!twice, "twice in the list: {line:?}");
@@ -269,19 +261,11 @@ impl DebugFs {
 }
 
 /// Opens a file to read, or to write.
-///
-/// # Errors
-///
-/// Any error of open(2).
 pub fn open(path: &Path, read: bool) -> Result<File, SysError> {
     open_for(path, read, !read)
 }
 
 /// Opens a file to read, to write, or both.
-///
-/// # Errors
-///
-/// Any error of open(2).
 pub fn open_for(path: &Path, read: bool, write: bool) -> Result<File, SysError> {
     OpenOptions::new()
         .read(read)
@@ -291,10 +275,6 @@ pub fn open_for(path: &Path, read: bool, write: bool) -> Result<File, SysError> 
 }
 
 /// Reads the rest of a file.
-///
-/// # Errors
-///
-/// Any error of read(2).
 pub fn read(file: &mut File, path: &Path) -> Result<String, SysError> {
     let mut text = String::new();
     file.read_to_string(&mut text)

@@ -32,9 +32,10 @@ const MOUNT: &str = "/tmp/disk";
 #[track_caller]
 pub fn load(module: &str) -> Result<(), Stop> {
     let status = Command::new("modprobe").arg(module).status();
-    if !status.as_ref().is_ok_and(std::process::ExitStatus::success) {
-        return Err(Stop::fail(format_args!("modprobe {module}: {status:?}")));
-    }
+    check!(
+        status.as_ref().is_ok_and(std::process::ExitStatus::success),
+        "modprobe {module}: {status:?}"
+    );
     Ok(())
 }
 
@@ -119,10 +120,6 @@ pub struct Direct {
 
 impl Direct {
     /// Opens a file, which is made if it is a regular one.
-    ///
-    /// # Errors
-    ///
-    /// Any error of open(2).
     pub fn open(path: &Path, writable: bool) -> Result<Self, SysError> {
         let file = OpenOptions::new()
             .read(true)
@@ -226,10 +223,6 @@ pub fn vmstat(name: &str) -> Result<i64, Stop> {
 }
 
 /// How many pages are pinned for I/O right now, of all processes.
-///
-/// # Errors
-///
-/// As for [`vmstat`].
 #[track_caller]
 pub fn pinned() -> Result<i64, Stop> {
     Ok(vmstat("nr_foll_pin_acquired")? - vmstat("nr_foll_pin_released")?)
@@ -253,7 +246,7 @@ impl Disk {
         load("nvme")?;
         let path = Path::new(PATH);
         if misc::poll(Duration::from_secs(20), || path.exists().then_some(())).is_none() {
-            return Err(Stop::fail(format_args!("{PATH} is not there")));
+            fail!("{PATH} is not there");
         }
         Ok(Self {
             direct: Direct::open(path, true)?,
@@ -277,10 +270,6 @@ impl Disk {
     }
 
     /// Fills some bytes with a pattern, from system memory.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the write.
     pub fn fill(&self, pattern: Pattern, offset: u64, len: usize) -> Result<(), SysError> {
         let map = Map::private(len)?;
         map.fill(pattern);
@@ -317,10 +306,6 @@ impl Disk {
     }
 
     /// Holds the disk up, and starts to read to a part of a mapping.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::stall`] and [`Direct::start`].
     #[track_caller]
     pub fn stall_in_read(&self, part: Part) -> Result<StalledRead, Stop> {
         let stalled = self.stall()?;
@@ -417,10 +402,6 @@ impl StalledRead {
 }
 
 /// Reads a part of a file through the page cache, after dropping its pages from there.
-///
-/// # Errors
-///
-/// Any error of the file.
 pub fn cached(path: &Path, offset: u64, len: usize) -> Result<Vec<u8>, SysError> {
     let fail = |error: std::io::Error| SysError::io(path.display().to_string(), &error);
     let file = File::open(path).map_err(fail)?;

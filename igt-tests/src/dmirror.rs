@@ -5,7 +5,6 @@
 //! Its ioctls are those of `lib/test_hmm_uapi.h`.
 
 use std::fs::File;
-use std::fs::OpenOptions;
 use std::mem::size_of;
 use std::os::fd::AsRawFd;
 use std::process::Command;
@@ -178,13 +177,8 @@ pub struct Mirror {
 
 impl Mirror {
     /// Opens the device whose memory is in a BAR.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the open.
     pub fn open() -> Result<Self, SysError> {
-        let file = OpenOptions::new().read(true).write(true).open(IN_BAR);
-        let file = file.map_err(|error| SysError::io(IN_BAR, &error))?;
+        let file = misc::open(IN_BAR.as_ref())?;
         Ok(Self { file })
     }
 
@@ -216,10 +210,6 @@ impl Mirror {
     }
 
     /// Returns the bytes that the device reads.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the call.
     pub fn read(&self, map: &Map) -> Result<Vec<u8>, SysError> {
         let mut data = vec![0; map.len()];
         self.run("READ", READ, map, &mut data)?;
@@ -227,10 +217,6 @@ impl Mirror {
     }
 
     /// Evicts all pages of the device, of all processes.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the call.
     pub fn release(&self, map: &Map) -> Result<(), SysError> {
         self.run("RELEASE", RELEASE, map, &mut [])?;
         Ok(())
@@ -250,10 +236,6 @@ impl Mirror {
     }
 
     /// How many pages of the device page faults have moved to system memory so far.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the call.
     pub fn faulted(&self, map: &Map) -> Result<u64, SysError> {
         let mut seen = vec![0; map.pages()];
         Ok(self.run("SNAPSHOT", SNAPSHOT, map, &mut seen)?.faults)

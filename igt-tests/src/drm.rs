@@ -4,11 +4,9 @@
 
 use std::fs;
 use std::fs::File;
-use std::fs::OpenOptions;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -34,10 +32,6 @@ pub const DRIVER: &str = "vvram";
 pub const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 
 /// Makes an ioctl with an argument.
-///
-/// # Errors
-///
-/// Any error of ioctl(2).
 pub fn ioctl<T>(
     fd: RawFd,
     request: u64,
@@ -56,16 +50,24 @@ pub fn ioctl<T>(
     Ok(result)
 }
 
+/// Makes an ioctl whose errors show its argument.
+pub fn call<T: Copy + std::fmt::Debug>(
+    fd: RawFd,
+    request: u64,
+    argument: &mut T,
+    name: &str,
+) -> Result<(), SysError> {
+    let given = *argument;
+    ioctl(fd, request, argument, || format!("{name}({given:?})"))?;
+    Ok(())
+}
+
 /// Makes an ioctl with any address, as a hostile program might.
 ///
 /// # Safety
 ///
 /// The kernel may write to the address: the memory there must be one that the caller may overwrite,
 /// or not be mapped at all.
-///
-/// # Errors
-///
-/// Any error of ioctl(2).
 pub unsafe fn ioctl_raw(
     fd: RawFd,
     request: u64,
@@ -131,12 +133,7 @@ pub(crate) fn nodes(prefix: &str, driver: &str) -> Vec<(PathBuf, File)> {
         if !name.starts_with(prefix) {
             continue;
         }
-        let Ok(file) = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_CLOEXEC)
-            .open(&path)
-        else {
+        let Ok(file) = misc::open(&path) else {
             continue;
         };
         if driver_name(file.as_raw_fd()).is_ok_and(|name| name == driver) {
@@ -312,19 +309,13 @@ impl Drm {
     /// Fails the subtest if it cannot be opened, or belongs to another driver.
     #[track_caller]
     pub fn open_path(path: &Path) -> Result<Self, Stop> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_CLOEXEC)
-            .open(path)
-            .map_err(|error| SysError::io(format!("open({})", path.display()), &error))?;
+        let file = misc::open(path)?;
         let name = driver_name(file.as_raw_fd())?;
-        if name != DRIVER {
-            return Err(Stop::fail(format_args!(
-                "{} belongs to {name}, not to {DRIVER}",
-                path.display()
-            )));
-        }
+        check!(
+            name == DRIVER,
+            "{} belongs to {name}, not to {DRIVER}",
+            path.display()
+        );
         Ok(Self {
             file,
             path: path.to_path_buf(),
@@ -343,24 +334,16 @@ impl Drm {
     }
 
     /// Opens the same node once more.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Drm::open`].
     #[track_caller]
     pub fn reopen(&self) -> Result<Self, Stop> {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let Some(gpu) = device_name(&self.path) else {
-            return Err(Stop::fail(format_args!("{name} belongs to no device")));
+            fail!("{name} belongs to no device");
         };
         Self::open_node(&name, &PciDevice::named(&gpu))
     }
 
     /// Opens the same node of any driver once more.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the open.
     pub fn another(&self) -> Result<Self, SysError> {
         let file = File::options().read(true).write(true).open(&self.path);
         let file = file.map_err(|error| SysError::io(self.path.display().to_string(), &error))?;
@@ -381,10 +364,6 @@ impl Drm {
     }
 
     /// Returns a parameter.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn getparam(&self, param: u32) -> Result<u64, SysError> {
         let mut argument = VvramGetparam {
             param,
@@ -395,23 +374,11 @@ impl Drm {
     }
 
     /// GETPARAM with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn getparam_raw(&self, argument: &mut VvramGetparam) -> Result<(), SysError> {
-        let given = *argument;
-        ioctl(self.fd(), uapi::VVRAM_GETPARAM, argument, || {
-            format!("GETPARAM({given:?})")
-        })?;
-        Ok(())
+        call(self.fd(), uapi::VVRAM_GETPARAM, argument, "GETPARAM")
     }
 
     /// Bytes of VRAM that are free.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn vram_free(&self) -> Result<u64, SysError> {
         self.getparam(uapi::PARAM_VRAM_FREE)
     }
@@ -437,28 +404,16 @@ impl Drm {
     }
 
     /// Creates an object that never leaves VRAM.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn create(&self, size: u64) -> Result<Gem<'_>, SysError> {
         self.create_flags(size, uapi::CREATE_VRAM)
     }
 
     /// Creates an object with flags `CREATE_*`.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn create_flags(&self, size: u64, what: u32) -> Result<Gem<'_>, SysError> {
         self.create_from(VvramGemCreate::new(size, what))
     }
 
     /// Creates an object from a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn create_from(&self, given: VvramGemCreate) -> Result<Gem<'_>, SysError> {
         let mut argument = given;
         self.create_raw(&mut argument)?;
@@ -470,23 +425,11 @@ impl Drm {
     }
 
     /// GEM_CREATE with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn create_raw(&self, argument: &mut VvramGemCreate) -> Result<(), SysError> {
-        let given = *argument;
-        ioctl(self.fd(), uapi::VVRAM_GEM_CREATE, argument, || {
-            format!("GEM_CREATE({given:?})")
-        })?;
-        Ok(())
+        call(self.fd(), uapi::VVRAM_GEM_CREATE, argument, "GEM_CREATE")
     }
 
     /// Offset to map an object at.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn mmap_offset(&self, handle: u32) -> Result<u64, SysError> {
         let mut argument = VvramGemMmapOffset {
             handle,
@@ -497,41 +440,26 @@ impl Drm {
     }
 
     /// GEM_MMAP_OFFSET with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn mmap_offset_raw(&self, argument: &mut VvramGemMmapOffset) -> Result<(), SysError> {
-        let given = *argument;
-        ioctl(self.fd(), uapi::VVRAM_GEM_MMAP_OFFSET, argument, || {
-            format!("GEM_MMAP_OFFSET({given:?})")
-        })?;
-        Ok(())
+        call(
+            self.fd(),
+            uapi::VVRAM_GEM_MMAP_OFFSET,
+            argument,
+            "GEM_MMAP_OFFSET",
+        )
     }
 
     /// Closes a handle.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn close(&self, handle: u32) -> Result<(), SysError> {
         gem_close(self.fd(), handle)
     }
 
     /// Exports a handle.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn export(&self, handle: u32, flags: u32) -> Result<DmaBuf, SysError> {
         prime_export(self.fd(), handle, flags)
     }
 
     /// Imports a dma-buf fd and returns the handle.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn import_handle(&self, fd: RawFd) -> Result<u32, SysError> {
         prime_import(self.fd(), fd)
     }
@@ -540,10 +468,6 @@ impl Drm {
     ///
     /// Importing twice gives the same handle, which must be closed once: use
     /// [`Drm::import_handle`] where the handle is already owned.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn import(&self, buffer: &DmaBuf) -> Result<Gem<'_>, SysError> {
         let size = buffer.size()?;
         let handle = self.import_handle(buffer.fd())?;
@@ -555,29 +479,17 @@ impl Drm {
     }
 
     /// GEM_ATTACHMENTS with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn attachments_raw(&self, argument: &mut PeerAttachments) -> Result<(), SysError> {
         peer_attachments_raw(self.fd(), uapi::VVRAM_GEM_ATTACHMENTS, argument)
     }
 
     /// PEER_QUERY with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn query_raw(&self, argument: &mut PeerQuery) -> Result<(), SysError> {
         peer_query_raw(self.fd(), uapi::VVRAM_PEER_QUERY, argument)
     }
 
     /// PEER_QUERY: the path that a device would get to an object, or to VRAM if the handle is 0, as
     /// an importer of the class of the flags.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn query(
         &self,
         handle: u32,
@@ -588,10 +500,6 @@ impl Drm {
     }
 
     /// GEM_INFO of an object.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn info(&self, handle: u32) -> Result<VvramGemInfo, SysError> {
         let mut argument = VvramGemInfo {
             handle,
@@ -604,10 +512,6 @@ impl Drm {
     }
 
     /// GEM_IMPORT_INFO with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn import_info_raw(&self, argument: &mut VvramGemImportInfo) -> Result<(), SysError> {
         let given = *argument;
         again(|| {
@@ -620,10 +524,6 @@ impl Drm {
     }
 
     /// Lists the attachments of a buffer, refusals last.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn attachments(&self, handle: u32) -> Result<Vec<Attachment>, SysError> {
         let (entries, _) = self.records(handle)?;
         let decode = |entry: &PeerAttachment| Attachment {
@@ -637,36 +537,22 @@ impl Drm {
     }
 
     /// The same as the kernel returns it, with the inode of the dma-buf.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn records(&self, handle: u32) -> Result<(Vec<PeerAttachment>, u64), SysError> {
         peer_attachments(self.fd(), uapi::VVRAM_GEM_ATTACHMENTS, handle)
     }
 }
 
 /// ATTACHMENTS of drm_peer.h, which has a number of its own in each driver, with a given argument.
-///
-/// # Errors
-///
-/// Any error of the ioctl.
 fn peer_attachments_raw(
     drm: RawFd,
     request: u64,
     argument: &mut PeerAttachments,
 ) -> Result<(), SysError> {
-    let given = *argument;
-    ioctl(drm, request, argument, || format!("ATTACHMENTS({given:?})"))?;
-    Ok(())
+    call(drm, request, argument, "ATTACHMENTS")
 }
 
 /// The importers of an object and those that were refused, at most 64, and the inode of its
 /// dma-buf.
-///
-/// # Errors
-///
-/// Any error of the ioctl.
 pub(crate) fn peer_attachments(
     drm: RawFd,
     request: u64,
@@ -686,22 +572,12 @@ pub(crate) fn peer_attachments(
 }
 
 /// QUERY of drm_peer.h with a given argument.
-///
-/// # Errors
-///
-/// Any error of the ioctl.
 fn peer_query_raw(drm: RawFd, request: u64, argument: &mut PeerQuery) -> Result<(), SysError> {
-    let given = *argument;
-    ioctl(drm, request, argument, || format!("QUERY({given:?})"))?;
-    Ok(())
+    call(drm, request, argument, "QUERY")
 }
 
 /// PEER_QUERY: the path that a device would get to an object, or to VRAM if the handle is 0, as an
 /// importer of the class of the flags.
-///
-/// # Errors
-///
-/// Any error of the ioctl.
 pub(crate) fn peer_query(
     drm: RawFd,
     request: u64,
@@ -720,10 +596,6 @@ pub(crate) fn peer_query(
 }
 
 /// PRIME_HANDLE_TO_FD on any DRM fd.
-///
-/// # Errors
-///
-/// Any error of the ioctl.
 pub fn prime_export(drm: RawFd, handle: u32, flags: u32) -> Result<DmaBuf, SysError> {
     let mut argument = DrmPrimeHandle {
         handle,
@@ -742,10 +614,6 @@ pub fn prime_export(drm: RawFd, handle: u32, flags: u32) -> Result<DmaBuf, SysEr
 }
 
 /// PRIME_FD_TO_HANDLE on any DRM fd.
-///
-/// # Errors
-///
-/// Any error of the ioctl.
 pub fn prime_import(drm: RawFd, fd: RawFd) -> Result<u32, SysError> {
     let mut argument = DrmPrimeHandle {
         fd,
@@ -761,10 +629,6 @@ pub fn prime_import(drm: RawFd, fd: RawFd) -> Result<u32, SysError> {
 }
 
 /// GEM_CLOSE on any DRM fd.
-///
-/// # Errors
-///
-/// Any error of the ioctl.
 pub fn gem_close(drm: RawFd, handle: u32) -> Result<(), SysError> {
     let mut argument = DrmGemClose { handle, pad: 0 };
     ioctl(drm, uapi::DRM_IOCTL_GEM_CLOSE, &mut argument, || {
@@ -775,10 +639,6 @@ pub fn gem_close(drm: RawFd, handle: u32) -> Result<(), SysError> {
 
 impl Drm {
     /// Gives an object a name, by which other clients of the card node find it.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn flink(&self, object: &Gem<'_>) -> Result<u32, SysError> {
         let mut argument = DrmGemFlink {
             handle: object.handle,
@@ -791,10 +651,6 @@ impl Drm {
     }
 
     /// Opens an object by its name.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn gem_open(&self, name: u32) -> Result<Gem<'_>, SysError> {
         let mut argument = DrmGemOpen {
             name,
@@ -826,19 +682,11 @@ impl Gem<'_> {
     }
 
     /// Where it is.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn info(&self) -> Result<VvramGemInfo, SysError> {
         self.drm.info(self.handle)
     }
 
     /// How the device reaches the buffer that was imported.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn import_info(&self) -> Result<VvramGemImportInfo, SysError> {
         let mut argument = VvramGemImportInfo {
             handle: self.handle,
@@ -859,48 +707,28 @@ impl Gem<'_> {
     }
 
     /// Maps all of it.
-    ///
-    /// # Errors
-    ///
-    /// Any error on the way.
     pub fn map(&self) -> Result<Map, SysError> {
         let offset = self.drm.mmap_offset(self.handle)?;
         Map::new(self.drm.fd(), offset, self.size as usize)
     }
 
     /// Exports it, readable and writable.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn export(&self) -> Result<DmaBuf, SysError> {
         self.drm
             .export(self.handle, uapi::DRM_CLOEXEC | uapi::DRM_RDWR)
     }
 
     /// Lists its attachments.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn attachments(&self) -> Result<Vec<Attachment>, SysError> {
         self.drm.attachments(self.handle)
     }
 
     /// The same as the kernel returns it, with the inode of the dma-buf.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn records(&self) -> Result<(Vec<PeerAttachment>, u64), SysError> {
         self.drm.records(self.handle)
     }
 
     /// Closes the handle and reports errors, which dropping does not.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn close(self) -> Result<(), SysError> {
         let (drm, handle) = (self.drm, self.handle);
         std::mem::forget(self);
@@ -940,10 +768,6 @@ impl DmaBuf {
     }
 
     /// lseek(2).
-    ///
-    /// # Errors
-    ///
-    /// Any error of lseek(2).
     pub fn seek(&self, offset: i64, whence: i32) -> Result<u64, SysError> {
         // SAFETY: a plain system call on an fd that is open.
         let at = unsafe { libc::lseek(self.fd(), offset, whence) };
@@ -952,10 +776,6 @@ impl DmaBuf {
     }
 
     /// Size in bytes.
-    ///
-    /// # Errors
-    ///
-    /// Any error of lseek(2).
     pub fn size(&self) -> Result<u64, SysError> {
         let size = self.seek(0, libc::SEEK_END)?;
         self.seek(0, libc::SEEK_SET)?;
@@ -963,10 +783,6 @@ impl DmaBuf {
     }
 
     /// Inode number, which is the identity of a dma-buf.
-    ///
-    /// # Errors
-    ///
-    /// Any error of fstat(2).
     pub fn inode(&self) -> Result<u64, SysError> {
         let fail = |error: std::io::Error| SysError::io("fstat(dma-buf)", &error);
         let fd = self.fd.try_clone().map_err(fail)?;
@@ -975,10 +791,6 @@ impl DmaBuf {
     }
 
     /// Returns whether no fence of the buffer is pending: poll(2) for writing, without a wait.
-    ///
-    /// # Errors
-    ///
-    /// Any error of poll(2).
     pub fn is_idle(&self) -> Result<bool, SysError> {
         let mut poll = libc::pollfd {
             fd: self.fd(),
@@ -1007,11 +819,7 @@ impl DmaBuf {
             .lines()
             .skip_while(|line| line.split('\t').nth(5) != Some(inode.as_str()))
             .skip_while(|line| line.trim() != "Attached Devices:");
-        if lines.next().is_none() {
-            return Err(Stop::fail(format_args!(
-                "{LIST} does not have inode {inode}"
-            )));
-        }
+        check!(lines.next().is_some(), "{LIST} does not have inode {inode}");
         Ok(lines
             .take_while(|line| !line.starts_with("Total"))
             .map(|line| line.trim().to_string())
@@ -1019,19 +827,11 @@ impl DmaBuf {
     }
 
     /// Maps all of it.
-    ///
-    /// # Errors
-    ///
-    /// Any error on the way.
     pub fn map(&self) -> Result<Map, SysError> {
         Map::new(self.fd(), 0, self.size()? as usize)
     }
 
     /// A sync file of the fences that an access with these flags has to wait for.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn sync_file(&self, flags: u64) -> Result<SyncFile, SysError> {
         let mut argument = DmaBufSyncFile {
             flags: flags as u32,
@@ -1046,19 +846,11 @@ impl DmaBuf {
     }
 
     /// Returns which poll(2) events are set, or become set within the time.
-    ///
-    /// # Errors
-    ///
-    /// Any error of poll(2).
     pub fn poll(&self, events: i16, limit: Duration) -> Result<i16, SysError> {
         misc::poll_fd(self.fd(), events, limit)
     }
 
     /// DMA_BUF_IOCTL_SYNC.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn sync(&self, flags: u64) -> Result<(), SysError> {
         let mut argument = DmaBufSync { flags };
         ioctl(self.fd(), uapi::DMA_BUF_IOCTL_SYNC, &mut argument, || {

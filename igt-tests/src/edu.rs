@@ -6,11 +6,10 @@
 
 use std::time::Duration;
 
-use crate::map::{Map, PAGE};
+use crate::map::{Map, PAGE, PAGE64};
 use crate::pci::PciDevice;
 use crate::Stop;
 
-const PAGE64: u64 = PAGE as u64;
 /// The pages with these registers, and the registers as words from there on.
 const FIRST: u64 = 0x1000;
 const PAGES: u64 = 2;
@@ -71,10 +70,6 @@ impl Edu {
     }
 
     /// The peer, which has to be the modelled one.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::find`].
     #[track_caller]
     pub fn open() -> Result<Self, Stop> {
         match Self::find()? {

@@ -20,10 +20,6 @@ const VMAP: &str = "/sys/module/rdma_rxe/parameters/dmabuf_vmap";
 pub const CLASSES: [Mode; 3] = [Mode::Pinned, Mode::Revocable, Mode::Dynamic];
 
 /// Makes soft RoCE an importer of a class, for what is registered from then on.
-///
-/// # Errors
-///
-/// Any error of sysfs.
 pub fn choose(class: Mode) -> Result<(), SysError> {
     fs::write(MODE, importer_name(class)).map_err(|error| SysError::io(MODE, &error))
 }
@@ -86,20 +82,12 @@ impl Fabric {
     }
 
     /// Makes the device an importer of a class, for later registrations.
-    ///
-    /// # Errors
-    ///
-    /// Any error of sysfs.
     pub fn choose(&self, class: Mode) -> Result<(), SysError> {
         choose(class)
     }
 
     /// Makes the first access make the vmap of a buffer instead of the registration, which then
     /// only does the work that a device with DMA would have to do.
-    ///
-    /// # Errors
-    ///
-    /// Any error of sysfs.
     pub fn map_late(&self) -> Result<(), SysError> {
         fs::write(VMAP, "N").map_err(|error| SysError::io(VMAP, &error))
     }

@@ -23,10 +23,6 @@ pub struct Events(OwnedFd);
 
 impl Events {
     /// Begins to receive events.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the socket.
     pub fn listen() -> Result<Self, SysError> {
         // SAFETY: a call without pointers.
         let fd = unsafe {
@@ -99,10 +95,6 @@ impl Events {
 
     /// Returns how many events have reported a failure of a DRM device below `device`. Waits until
     /// no more arrive.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the socket.
     pub fn count(&self, device: &PciDevice) -> Result<usize, SysError> {
         let mut count = 0;
         while let Some(lines) = self.next(QUIET)? {
@@ -145,10 +137,7 @@ pub fn has_dump(device: &PciDevice) -> bool {
 #[track_caller]
 pub fn take_dump(device: &PciDevice) -> Result<String, Stop> {
     let Some(path) = misc::poll(LIMIT, || dump_of(device)) else {
-        return Err(Stop::fail(format_args!(
-            "{} has left no dump",
-            device.name()
-        )));
+        fail!("{} has left no dump", device.name());
     };
     let said = |error| SysError::io(path.display().to_string(), &error);
     let text = fs::read_to_string(&path).map_err(said)?;
@@ -162,10 +151,6 @@ pub fn take_dump(device: &PciDevice) -> Result<String, Stop> {
 }
 
 /// Removes the dump of a device, if it has one.
-///
-/// # Errors
-///
-/// The errors of [`take_dump`].
 #[track_caller]
 pub fn no_dump(device: &PciDevice) -> Outcome {
     if has_dump(device) {

@@ -245,10 +245,6 @@ impl Faults {
 
     /// As [`Self::sweep`]. Each time that the operation has succeeded, `check` looks at its result,
     /// while nothing fails.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Self::sweep`] and of `check`.
     #[track_caller]
     pub fn sweep_and_check<S>(
         &mut self,
@@ -295,9 +291,11 @@ impl Faults {
                         true => ("copy", allowed.copy),
                         false => ("allocation", allowed.memory),
                     };
-                    if !errors.contains(&error.errno) {
-                        fail!("{name}, {n} of {}, a failed {what}: {error}", row.points);
-                    }
+                    check!(
+                        errors.contains(&error.errno),
+                        "{name}, {n} of {}, a failed {what}: {error}",
+                        row.points
+                    );
                     row.errors.insert((is_copy, error.errno));
                     // The operation may have been done although its result could not be copied.
                     let _ = undo(&mut state);
@@ -307,9 +305,7 @@ impl Faults {
                             unsafe { libc::close(fd) };
                         }
                     }
-                    if let Err(error) = op(&mut state) {
-                        fail!("{name}, after {n} of {} failed: {error}", row.points);
-                    }
+                    check_ok!(op(&mut state), "{name}, after {n} of {} failed", row.points);
                 }
             }
             check(&mut state)?;

@@ -2,10 +2,11 @@
 
 //! Fences: sync objects, and a timeline that the test drives.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::drm::{ioctl, DmaBuf};
+use crate::misc;
 use crate::syncfile::SyncFile;
 use crate::uapi::{
     self, DmaBufSyncFile, DrmSyncobj, DrmSyncobjHandle, DrmSyncobjTimelineArray,
@@ -22,10 +23,6 @@ pub struct SyncObj {
 
 impl SyncObj {
     /// Makes one without a fence.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn new(drm: RawFd) -> Result<Self, SysError> {
         let mut argument = DrmSyncobj::default();
         ioctl(drm, uapi::DRM_IOCTL_SYNCOBJ_CREATE, &mut argument, || {
@@ -91,10 +88,6 @@ impl SyncObj {
     }
 
     /// Adds a point that signals with a sync file.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn add_point(&self, point: u64, fence: &SyncFile) -> Result<(), SysError> {
         let mut argument = DrmSyncobjHandle {
             handle: self.handle,
@@ -136,10 +129,6 @@ impl SyncObj {
     }
 
     /// The last point that was added, 0 if it is no timeline.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn last_point(&self) -> Result<u64, SysError> {
         let (handles, mut points) = ([self.handle], [u64::MAX]);
         let mut argument = DrmSyncobjTimelineArray {
@@ -180,19 +169,11 @@ impl Timeline {
     #[track_caller]
     pub fn new() -> Result<Self, Stop> {
         const NODE: &str = "/sys/kernel/debug/sync/sw_sync";
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(NODE)
-            .map_err(|error| SysError::io(format!("open({NODE})"), &error))?;
+        let file = misc::open(NODE.as_ref())?;
         Ok(Self { file })
     }
 
     /// A fence that signals with the `value`th step.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn fence(&self, value: u32) -> Result<SyncFile, SysError> {
         let mut argument = SwSyncCreateFence {
             value,
@@ -212,10 +193,6 @@ impl Timeline {
     }
 
     /// Makes a step.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn step(&self) -> Result<(), SysError> {
         let mut one = 1u32;
         ioctl(
@@ -345,10 +322,6 @@ pub fn wrong(what: impl Into<String>) -> SysError {
 
 impl DmaBuf {
     /// Adds an implicit fence: one of a read or a write, by `DMA_BUF_SYNC_*`.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn add_fence(&self, flags: u64, fence: &SyncFile) -> Result<(), SysError> {
         let mut argument = DmaBufSyncFile {
             flags: flags as u32,

@@ -266,7 +266,7 @@ impl Fixture {
         let layout = self.bar.locate(buffer)?;
         let way = Way::of(&self.edu)?;
         if let Err(text) = compare_table(&table, &layout, buffer.len() as u64, &self.bar, &way) {
-            return Err(Stop::fail(text));
+            fail!("{}", text);
         }
         Ok((table, layout))
     }
@@ -280,15 +280,14 @@ impl Fixture {
     pub fn check_table_of(&self, peer: &Peer, size: u64) -> Outcome {
         let table = peer.table()?;
         if let Err(text) = check_table(&table, size) {
-            return Err(Stop::fail(text));
+            fail!("{}", text);
         }
         for place in self.places(&table)?.unwrap_or_default() {
-            if !self.bar.has(place) {
-                return Err(Stop::fail(format_args!(
-                    "{place:x?} (start, length) is outside BAR 2, which starts at {:#x}: {table:x?}",
-                    self.bar.start()
-                )));
-            }
+            check!(
+                self.bar.has(place),
+                "{place:x?} (start, length) is outside BAR 2, which starts at {:#x}: {table:x?}",
+                self.bar.start()
+            );
         }
         Ok(())
     }
@@ -321,11 +320,7 @@ impl Fixture {
                 let want = pattern.word(index as u64);
                 let at = layout.offset(*page) + 8 * word as u64;
                 let seen = self.bar.word(at);
-                if seen != want {
-                    return Err(Stop::fail(format_args!(
-                        "page {page} of the buffer, VRAM offset {at:#x}: expected {want:#018x}, saw {seen:#018x}"
-                    )));
-                }
+                check!(seen == want, "page {page} of the buffer, VRAM offset {at:#x}: expected {want:#018x}, saw {seen:#018x}");
             }
         }
         Ok(())
@@ -406,8 +401,7 @@ pub fn leads_to(peer: &Peer, bar: &Bar, pages: &[u64]) -> Outcome {
 #[track_caller]
 pub fn mapped_by_peer(buffer: &DmaBuf, pattern: Pattern, pages: &[usize]) -> Result<Peer, Stop> {
     let peer = Peer::open()?;
-    peer.attach(buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(buffer, Mode::Dynamic)?;
     peer_reads(&peer, pattern, pages)?;
     Ok(peer)
 }
@@ -424,20 +418,15 @@ pub fn peer_reads(peer: &Peer, pattern: Pattern, pages: &[usize]) -> Outcome {
         let offset = (page * PAGE) as u64;
         data.fill(0xa5);
         peer.read(offset, &mut data)?;
-        if let Err(mismatch) = pattern.verify(&data, offset) {
-            return Err(Stop::fail(format_args!(
-                "the peer read page {page} of the buffer: {mismatch}"
-            )));
-        }
+        check_ok!(
+            pattern.verify(&data, offset),
+            "the peer read page {page} of the buffer"
+        );
     }
     Ok(())
 }
 
 /// Makes the peer write a pattern to pages.
-///
-/// # Errors
-///
-/// Any error of the transfer.
 #[track_caller]
 pub fn peer_writes(peer: &Peer, pattern: Pattern, pages: &[usize]) -> Outcome {
     let mut data = vec![0u8; PAGE];
@@ -457,11 +446,10 @@ pub fn peer_writes(peer: &Peer, pattern: Pattern, pages: &[usize]) -> Outcome {
 #[track_caller]
 pub fn cpu_reads(map: &Map, pattern: Pattern, pages: &[usize]) -> Outcome {
     for page in pages {
-        if let Err(mismatch) = map.verify_pages(pattern, *page, 1) {
-            return Err(Stop::fail(format_args!(
-                "the CPU read page {page} of the buffer: {mismatch}"
-            )));
-        }
+        check_ok!(
+            map.verify_pages(pattern, *page, 1),
+            "the CPU read page {page} of the buffer"
+        );
     }
     Ok(())
 }
@@ -529,12 +517,11 @@ pub fn placed(object: &Gem<'_>, want: u32) -> Outcome {
 pub fn in_system_memory(fixture: &Fixture, peer: &Peer) -> Outcome {
     let table = peer.table()?;
     for place in fixture.places(&table)?.unwrap_or_default() {
-        if !is_ram(place)? {
-            return Err(Stop::fail(format_args!(
-                "{place:x?} (start, length) is not in system memory; BAR 2 starts at {:#x}: {table:x?}",
-                fixture.bar.start()
-            )));
-        }
+        check!(
+            is_ram(place)?,
+            "{place:x?} (start, length) is not in system memory; BAR 2 starts at {:#x}: {table:x?}",
+            fixture.bar.start()
+        );
     }
     Ok(())
 }
@@ -549,9 +536,7 @@ pub fn works() -> Outcome {
     let fixture = Fixture::open()?;
     let (a, b) = patterns();
     let shared = share(&fixture.drm, 2)?;
-    if let Err(mismatch) = shared.map.verify_value(0) {
-        return Err(Stop::fail(format_args!("new VRAM is not zero: {mismatch}")));
-    }
+    check_ok!(shared.map.verify_value(0), "new VRAM is not zero");
     shared.map.fill(a);
     let attached = fixture.peer.attach(&shared.buffer, Mode::Dynamic);
     if fixture.expect == Expect::Refused {
@@ -576,6 +561,18 @@ pub fn patterns() -> (Pattern, Pattern) {
     (Pattern::new(seed), Pattern::new(seed ^ 1))
 }
 
+/// Checks that an importer was told that its buffer is gone, and is neither mapped nor pinned.
+#[track_caller]
+pub fn check_revoked(peer: &Peer, mode: Mode) -> Outcome {
+    let status = peer.status()?;
+    check!(
+        status.invalidations >= 1,
+        "the importer was not notified: {status:?}"
+    );
+    check_eq!(status.flags, mode.revoked_flags(), "flags in {mode:?}");
+    Ok(())
+}
+
 /// A mapped buffer that the peer is attached to.
 #[derive(Debug)]
 pub struct Shared<'a> {
@@ -588,10 +585,6 @@ pub struct Shared<'a> {
 }
 
 /// Creates, maps and exports an object of some pages.
-///
-/// # Errors
-///
-/// Any error on the way.
 #[track_caller]
 pub fn share(drm: &Drm, pages: usize) -> Result<Shared<'_>, Stop> {
     let object = drm.create((pages * PAGE) as u64)?;

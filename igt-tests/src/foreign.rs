@@ -3,7 +3,7 @@
 //! dma-bufs of system memory, from other exporters.
 
 use std::ffi::CStr;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
@@ -11,6 +11,7 @@ use std::process::Command;
 use crate::drm::{ioctl, open_other, prime_export, DmaBuf};
 use crate::heap;
 use crate::map::PAGE;
+use crate::misc;
 use crate::rebind;
 use crate::uapi::{self, DrmModeCreateDumb, UdmabufCreate};
 use crate::{Stop, SysError};
@@ -85,11 +86,7 @@ fn udmabuf(pages: usize) -> Result<DmaBuf, Stop> {
             .write_all_at(&[0], (page * PAGE) as u64)
             .map_err(|error| SysError::io("write to a memfd".to_string(), &error))?;
     }
-    let node = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(NODE)
-        .map_err(|error| SysError::io(format!("open({NODE})"), &error))?;
+    let node = misc::open(NODE.as_ref())?;
     let mut argument = UdmabufCreate {
         memfd: memfd.as_raw_fd() as u32,
         flags: 1,
@@ -130,9 +127,10 @@ impl Vgem {
             vgem.loaded = status.is_ok_and(|status| status.success());
             vgem.file = open_other("vgem");
         }
-        if vgem.file.is_none() {
-            return Err(Stop::fail("no vgem device, and modprobe vgem gives none"));
-        }
+        check!(
+            vgem.file.is_some(),
+            "no vgem device, and modprobe vgem gives none"
+        );
         Ok(vgem)
     }
 

@@ -52,11 +52,10 @@ pub fn create<'a>(
     let mut kept = Vec::new();
     let free = drm.vram_free()?;
     let ragged = 2 * holes * piece + 2 * piece;
-    if free < ragged {
-        return Err(Stop::fail(format_args!(
-            "{free} bytes of VRAM are free, {ragged} are needed to make it ragged"
-        )));
-    }
+    check!(
+        free >= ragged,
+        "{free} bytes of VRAM are free, {ragged} are needed to make it ragged"
+    );
     let bulk = (free - ragged) / piece * piece;
     if bulk > 0 {
         kept.push(drm.create(bulk)?);
@@ -80,11 +79,7 @@ pub fn create<'a>(
     let map = object.map()?;
     let layout = bar.locate(&map)?;
     let seen = layout.ranges().len();
-    if seen < ranges {
-        return Err(Stop::fail(format_args!(
-            "expected an object over {ranges} ranges or more, it has {seen}: {:x?} ({freed} holes of {piece:#x} bytes were made)",
-            layout.ranges()
-        )));
-    }
+    check!(seen >= ranges, "expected an object over {ranges} ranges or more, it has {seen}: {:x?} ({freed} holes of {piece:#x} bytes were made)",
+            layout.ranges());
     Ok(Fragmented { object, layout })
 }

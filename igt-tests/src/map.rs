@@ -11,6 +11,8 @@ use crate::SysError;
 
 /// A page, in bytes.
 pub const PAGE: usize = 4096;
+/// The same for offsets and sizes of objects.
+pub const PAGE64: u64 = PAGE as u64;
 const PAGE_WORDS: usize = PAGE / 8;
 
 /// A mapping of a file, or of memory, unmapped when dropped.
@@ -29,38 +31,22 @@ unsafe impl Sync for Map {}
 
 impl Map {
     /// Maps `len` bytes for reading and writing.
-    ///
-    /// # Errors
-    ///
-    /// Any error of mmap(2).
     pub fn new(fd: RawFd, offset: u64, len: usize) -> Result<Self, SysError> {
         Self::with_prot(fd, offset, len, libc::PROT_READ | libc::PROT_WRITE)
     }
 
     /// Maps `len` bytes with the given protection.
-    ///
-    /// # Errors
-    ///
-    /// Any error of mmap(2).
     pub fn with_prot(fd: RawFd, offset: u64, len: usize, prot: i32) -> Result<Self, SysError> {
         Self::with_flags(fd, offset, len, prot, libc::MAP_SHARED)
     }
 
     /// Maps `len` bytes of zeroed, shared anonymous memory.
-    ///
-    /// # Errors
-    ///
-    /// Any error of mmap(2).
     pub fn anonymous(len: usize) -> Result<Self, SysError> {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         Self::with_flags(-1, 0, len, prot, libc::MAP_SHARED | libc::MAP_ANONYMOUS)
     }
 
     /// Returns a page of memory that begins with `value`, and that can only be read.
-    ///
-    /// # Errors
-    ///
-    /// Any error of mmap(2) and mprotect(2).
     pub fn read_only<T: Copy>(value: T) -> Result<Self, SysError> {
         const { assert!(size_of::<T>() <= PAGE) };
         let page = Self::anonymous(PAGE)?;
@@ -76,30 +62,18 @@ impl Map {
     }
 
     /// Maps `len` bytes of zeroed, private anonymous memory.
-    ///
-    /// # Errors
-    ///
-    /// Any error of mmap(2).
     pub fn private(len: usize) -> Result<Self, SysError> {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         Self::with_flags(-1, 0, len, prot, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)
     }
 
     /// Maps `len` bytes of a file for reading and writing. What is written stays private.
-    ///
-    /// # Errors
-    ///
-    /// Any error of mmap(2).
     pub fn private_file(fd: RawFd, len: usize) -> Result<Self, SysError> {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         Self::with_flags(fd, 0, len, prot, libc::MAP_PRIVATE)
     }
 
     /// As [`Map::private`], at a multiple of `align` bytes, which is a power of two.
-    ///
-    /// # Errors
-    ///
-    /// Any error of mmap(2).
     pub fn private_aligned(len: usize, align: usize) -> Result<Self, SysError> {
         assert!(align.is_power_of_two() && align >= PAGE && len.is_multiple_of(PAGE));
         let map = Self::private(len + align)?;
@@ -148,10 +122,6 @@ impl Map {
     }
 
     /// mprotect(2) of some pages.
-    ///
-    /// # Errors
-    ///
-    /// Any error of mprotect(2).
     pub fn protect(&self, pages: std::ops::Range<usize>, prot: i32) -> Result<(), SysError> {
         // SAFETY: the pages are of the mapping; the caller must not access them while their
         // protection forbids it.
@@ -161,10 +131,6 @@ impl Map {
     }
 
     /// madvise(2) of some pages.
-    ///
-    /// # Errors
-    ///
-    /// Any error of madvise(2).
     pub fn advise(&self, pages: std::ops::Range<usize>, advice: i32) -> Result<(), SysError> {
         // SAFETY: the pages are of the mapping, which is accessed with volatile accesses only.
         self.with_pages("madvise()", pages, |address, len| unsafe {
@@ -173,10 +139,6 @@ impl Map {
     }
 
     /// Writes what was changed to the file of the mapping, and waits for it.
-    ///
-    /// # Errors
-    ///
-    /// Any error of msync(2).
     pub fn sync(&self) -> Result<(), SysError> {
         // SAFETY: the pages are of the mapping, and stay.
         self.with_pages("msync()", 0..self.pages(), |address, len| unsafe {
@@ -186,10 +148,6 @@ impl Map {
 
     /// Returns how many pages of the memory or file that is mapped are in system memory, in the page
     /// cache or the swap cache, whether the process has them in its page table or not.
-    ///
-    /// # Errors
-    ///
-    /// Any error of mincore(2).
     pub fn cached(&self) -> Result<usize, SysError> {
         let mut pages = vec![0u8; self.pages()];
         // SAFETY: there is a byte for each page.
@@ -200,10 +158,6 @@ impl Map {
     }
 
     /// Moves the mapping to other addresses, by mremap(2).
-    ///
-    /// # Errors
-    ///
-    /// Any error of mremap(2).
     pub fn moved(self) -> Result<Self, SysError> {
         let target = Self::private(self.len)?;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
@@ -226,10 +180,6 @@ impl Map {
     }
 
     /// Unmaps the pages from `first` on.
-    ///
-    /// # Errors
-    ///
-    /// Any error of munmap(2).
     pub fn truncate(&mut self, first: usize) -> Result<(), SysError> {
         let pages = first..self.pages();
         // SAFETY: the pages are of the mapping, which ends before them from here on.
@@ -404,10 +354,6 @@ impl Map {
     }
 
     /// Discards a page of memory: the next access gets a new one.
-    ///
-    /// # Errors
-    ///
-    /// Any error of madvise(2).
     pub fn discard(&self, page: usize) -> Result<(), SysError> {
         self.advise(page..page + 1, libc::MADV_DONTNEED)
     }
@@ -419,10 +365,6 @@ impl Map {
     }
 
     /// Unmaps a page of private memory. Until [`Map::refill`] an access by the caller is fatal.
-    ///
-    /// # Errors
-    ///
-    /// Any error of munmap(2).
     pub fn punch(&self, page: usize) -> Result<(), SysError> {
         // SAFETY: the page is inside the mapping, of which there are no references.
         self.with_pages("munmap()", page..page + 1, |address, len| unsafe {
@@ -431,10 +373,6 @@ impl Map {
     }
 
     /// Maps new private memory in the place of a page.
-    ///
-    /// # Errors
-    ///
-    /// Any error of mmap(2).
     pub fn refill(&self, page: usize) -> Result<(), SysError> {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;

@@ -27,10 +27,6 @@ pub type Moved = (u64, Result<(), SysError>);
 
 impl Peer {
     /// Registers a range of addresses of this process.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn register_range(&self, address: u64, size: u64) -> Result<(), SysError> {
         let mut argument = EduPeerMemoryRegister { address, size };
         ioctl(
@@ -43,19 +39,11 @@ impl Peer {
     }
 
     /// Registers a mapping of this process.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn register(&self, map: &Map) -> Result<(), SysError> {
         self.register_range(map.address().as_ptr() as u64, map.len() as u64)
     }
 
     /// Ends the registration.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn unregister(&self) -> Result<(), SysError> {
         self.simple(
             uapi::EDU_PEER_IOC_MEMORY_UNREGISTER,
@@ -108,10 +96,6 @@ impl Peer {
     }
 
     /// MEMORY_QUERY with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn memory_query_raw(&self, argument: &mut EduPeerMemoryQuery) -> Result<(), SysError> {
         let given = *argument;
         ioctl(self.fd(), uapi::EDU_PEER_IOC_MEMORY_QUERY, argument, || {
@@ -121,10 +105,6 @@ impl Peer {
     }
 
     /// How the device reaches a page.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn memory_page(&self, page: usize) -> Result<EduPeerMemoryQuery, SysError> {
         let mut argument = EduPeerMemoryQuery {
             offset: (page * PAGE) as u64,
@@ -136,10 +116,6 @@ impl Peer {
     }
 
     /// MEMORY_MEASURE with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn memory_measure_raw(&self, argument: &mut EduPeerMemoryMeasure) -> Result<(), SysError> {
         let given = *argument;
         ioctl(
@@ -152,10 +128,6 @@ impl Peer {
     }
 
     /// Times the page faults of the first `pages` pages.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn memory_measure(
         &self,
         pages: usize,
@@ -171,10 +143,6 @@ impl Peer {
     }
 
     /// The counters of the registration.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn memory_counters(&self) -> Result<EduPeerMemoryQuery, SysError> {
         let mut argument = EduPeerMemoryQuery::default();
         self.memory_query_raw(&mut argument)?;
@@ -217,9 +185,10 @@ pub fn reads(peer: &Peer, pattern: Pattern, pages: &[usize]) -> Outcome {
         let offset = (page * PAGE) as u64;
         let mut data = vec![0xa5; PAGE];
         complete(peer.memory_try_read(offset, &mut data), 1)?;
-        if let Err(mismatch) = pattern.verify(&data, offset) {
-            fail!("the peer read page {page} of the process: {mismatch}");
-        }
+        check_ok!(
+            pattern.verify(&data, offset),
+            "the peer read page {page} of the process"
+        );
     }
     Ok(())
 }
@@ -366,10 +335,6 @@ pub struct Setup {
 
 impl Setup {
     /// Registers a mapping.
-    ///
-    /// # Errors
-    ///
-    /// Any error on the way.
     #[track_caller]
     pub fn of(map: Map) -> Result<Self, Stop> {
         let (a, b) = patterns();
@@ -380,20 +345,12 @@ impl Setup {
     }
 
     /// Registers [`PAGES`] pages.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::of`].
     #[track_caller]
     pub fn new() -> Result<Self, Stop> {
         Self::of(Map::private(PAGES * PAGE)?)
     }
 
     /// How often the memory was invalidated.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn invalidations(&self) -> Result<u64, Stop> {
         Ok(self.peer.memory_counters()?.invalidations)
     }
@@ -415,10 +372,6 @@ pub struct OnDevice<'a> {
 
 impl OnDevice<'_> {
     /// How many pages of the GPU page faults have moved to system memory so far.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn faulted(&self) -> Result<u64, Stop> {
         Ok(self.mirror.faulted(&self.setup.map)?)
     }
@@ -442,18 +395,12 @@ impl OnDevice<'_> {
     pub fn device_has(&self, pattern: Pattern, page: usize) -> Outcome {
         let all = self.mirror.read(&self.setup.map)?;
         let at = page * PAGE;
-        if let Err(mismatch) = pattern.verify(&all[at..at + PAGE], at as u64) {
-            fail!("the GPU: {mismatch}");
-        }
+        check_ok!(pattern.verify(&all[at..at + PAGE], at as u64), "the GPU");
         Ok(())
     }
 }
 
 /// Runs a test with [`PAGES`] pages of this process in the memory of the GPU.
-///
-/// # Errors
-///
-/// The errors of the test, and any error on the way.
 #[track_caller]
 pub fn on_device(body: impl FnOnce(&OnDevice<'_>, &mut TestHmm) -> Outcome) -> Outcome {
     let expect = Expect::get()?;

@@ -148,20 +148,12 @@ impl Mgpu {
     }
 
     /// Requests an error of the copy engine.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the file.
     #[track_caller]
     pub fn inject(&self, error: Error, argument: u32) -> Outcome {
         self.inject_into(COPY, error, argument)
     }
 
     /// Requests an error of a ring.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the file.
     #[track_caller]
     pub fn inject_into(&self, ring: u32, error: Error, argument: u32) -> Outcome {
         let text = format!("{} {ring} {argument}", error as u32);
@@ -169,10 +161,6 @@ impl Mgpu {
     }
 
     /// How many rules the driver has broken so far.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the file.
     #[track_caller]
     pub fn reports(&self) -> Result<u64, Stop> {
         let text = self.debugfs()?.read("reports")?;
@@ -183,10 +171,6 @@ impl Mgpu {
     }
 
     /// What windows can have of the aperture, in bytes.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn aperture(&self) -> Result<u64, SysError> {
         self.drm.getparam(PARAM_APERTURE_SIZE)
     }
@@ -200,17 +184,12 @@ impl Mgpu {
         let all = self.drm.create(self.aperture()?)?;
         let buffer = all.export()?;
         let holder = Peer::open()?;
-        holder.attach(&buffer, Mode::Dynamic)?;
-        holder.map()?;
+        holder.attach_and_map(&buffer, Mode::Dynamic)?;
         check_eq!(self.drm.getparam(PARAM_APERTURE_FREE)?, 0, "free aperture");
         Ok((all, buffer, holder))
     }
 
     /// Returns how many moves the CPU has done that the engine had failed to do.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the file.
     #[track_caller]
     pub fn done_again(&self) -> Result<u64, Stop> {
         let text = self.debugfs()?.read("jobs")?;
@@ -221,10 +200,6 @@ impl Mgpu {
     }
 
     /// Moves an object to a place, even if it need not move.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the file.
     #[track_caller]
     pub fn force(&self, object: &Gem<'_>, place: &str) -> Outcome {
         let text = format!("{} {place}", object.info()?.id);
@@ -288,10 +263,6 @@ impl Impatient {
 
     /// As [`Self::new`], with a shorter limit for invalidations, too. If one is not done, the
     /// driver does not reset the device.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Self::new`].
     #[track_caller]
     pub fn with_invalidations() -> Result<Self, Stop> {
         rebind::reload(DRIVER, &[TIMEOUT, SOON, "invalidate_reset=0"])?;
@@ -299,10 +270,6 @@ impl Impatient {
     }
 
     /// As [`Self::new`], with a shorter limit for invalidations, too.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Self::new`].
     #[track_caller]
     pub fn with_resets() -> Result<Self, Stop> {
         rebind::reload(DRIVER, &[TIMEOUT, SOON])?;
@@ -310,10 +277,6 @@ impl Impatient {
     }
 
     /// As [`Self::new`], for jobs that hang in any case: with a shorter timeout.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Self::new`].
     #[track_caller]
     pub fn hasty() -> Result<Self, Stop> {
         rebind::reload(DRIVER, &["timeout_ms=200"])?;
@@ -321,10 +284,6 @@ impl Impatient {
     }
 
     /// As [`Self::new`], with a timeout that is longer than any test.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Self::new`].
     #[track_caller]
     pub fn never() -> Result<Self, Stop> {
         rebind::reload(DRIVER, &["timeout_ms=1000000"])?;
@@ -340,10 +299,6 @@ impl Drop for Impatient {
 }
 
 /// Unbinds an auxiliary device from the DRM driver, or binds it.
-///
-/// # Errors
-///
-/// Any error of sysfs.
 pub fn set_bound(device: &str, bound: bool) -> Result<(), SysError> {
     let file = if bound { "bind" } else { "unbind" };
     let path = format!("/sys/bus/auxiliary/drivers/{DRIVER}.{DRIVER}/{file}");
@@ -357,9 +312,7 @@ pub fn set_bound(device: &str, bound: bool) -> Result<(), SysError> {
 /// Fails the subtest if one differs.
 #[track_caller]
 pub fn holds(object: &Gem<'_>, pattern: crate::pattern::Pattern, what: &str) -> Outcome {
-    if let Err(mismatch) = object.map()?.verify(pattern) {
-        fail!("{what}: {mismatch}");
-    }
+    check_ok!(object.map()?.verify(pattern), "{what}");
     Ok(())
 }
 
@@ -397,10 +350,6 @@ pub fn take_all(gpu: &Mgpu) -> Result<Vec<Gem<'_>>, Stop> {
 
 /// Fragments VRAM so that `pieces` single pages are free, and returns the objects that take the
 /// rest.
-///
-/// # Errors
-///
-/// Any error of the ioctls.
 pub fn fragment(gpu: &Mgpu, pieces: usize) -> Result<Vec<Gem<'_>>, Stop> {
     let small: Vec<_> = (0..2 * pieces)
         .map(|_| gpu.drm.create(PAGE as u64))

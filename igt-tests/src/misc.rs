@@ -2,8 +2,9 @@
 
 //! Small helpers.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::RawFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::OnceLock;
 use std::thread;
@@ -19,6 +20,12 @@ pub fn slower() -> u32 {
         let times = setting("VVRAM_SLOWER").and_then(|times| times.parse().ok());
         times.unwrap_or(1)
     })
+}
+
+/// Opens a file to read and to write it.
+pub fn open(path: &Path) -> Result<File, SysError> {
+    let file = File::options().read(true).write(true).open(path);
+    file.map_err(|error| SysError::io(format!("open({})", path.display()), &error))
 }
 
 /// Calls `ask` until it returns a value, or until the time, times [`slower`], is up.
@@ -38,10 +45,6 @@ pub fn poll<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T>
 
 /// Returns which poll(2) events of a file descriptor are set, or become set within the time, times
 /// [`slower`].
-///
-/// # Errors
-///
-/// Any error of poll(2).
 pub fn poll_fd(fd: RawFd, events: i16, limit: Duration) -> Result<i16, SysError> {
     let limit = limit * slower();
     let mut poll = libc::pollfd {
@@ -140,10 +143,6 @@ pub fn has_kasan() -> bool {
 
 /// Skips the subtest on a kernel with KASAN, which keeps freed memory in quarantine, or with
 /// kmemleak, which allocates an object for each allocation, and finds leaks itself.
-///
-/// # Errors
-///
-/// As above.
 #[track_caller]
 pub fn need_prompt_frees() -> Outcome {
     if has_kasan() {

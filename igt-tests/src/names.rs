@@ -10,10 +10,6 @@ use crate::SysError;
 
 impl Drm {
     /// Names the client.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn set_name(&self, name: &str) -> Result<(), SysError> {
         let mut argument = DrmSetClientName {
             name_len: name.len() as u64,
@@ -29,10 +25,6 @@ impl Drm {
 
 impl DmaBuf {
     /// Names the buffer.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn set_name(&self, name: &str) -> Result<(), SysError> {
         let text = format!("{name}\0");
         // SAFETY: the kernel reads a string that is NUL terminated, and writes nothing.
@@ -48,10 +40,6 @@ impl DmaBuf {
     }
 
     /// Another file descriptor of the same buffer.
-    ///
-    /// # Errors
-    ///
-    /// Any error of dup(2).
     pub fn dup(&self) -> Result<Self, SysError> {
         // SAFETY: the fd is open as long as the value exists.
         let fd = unsafe { BorrowedFd::borrow_raw(self.fd()) };

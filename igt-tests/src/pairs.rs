@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::drm::{DmaBuf, Drm, Gem};
 use crate::fence::SyncObj;
 use crate::fixture::{cpu_reads, patterns};
-use crate::map::{Map, PAGE};
+use crate::map::{Map, PAGE64};
 use crate::misc::{self, Lcg};
 use crate::pattern::Pattern;
 use crate::uapi::{VvramGemCopy, VvramSync};
@@ -30,7 +30,6 @@ const KINDS: u64 = 4;
 const NAP: Duration = Duration::from_micros(20);
 /// A delay is at most so many turns of a loop.
 const DELAY: u64 = 4000;
-const PAGE64: u64 = PAGE as u64;
 
 /// The order of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -279,10 +278,6 @@ fn done<R>(results: &[Option<R>]) -> Vec<bool> {
 }
 
 /// GEM_CLOSE against a copy from the object, and against one to it.
-///
-/// # Errors
-///
-/// The errors of [`race`].
 pub fn close_and_copy(drm: &Drm) -> Outcome {
     for (name, of_src) in [
         ("GEM_CLOSE of the source", true),
@@ -316,10 +311,6 @@ pub fn close_and_copy(drm: &Drm) -> Outcome {
 }
 
 /// GEM_CLOSE against PRIME_HANDLE_TO_FD: a dma-buf that was made has the object.
-///
-/// # Errors
-///
-/// The errors of [`race`].
 pub fn close_and_export(drm: &Drm) -> Outcome {
     race(
         "GEM_CLOSE and PRIME_HANDLE_TO_FD",
@@ -342,10 +333,6 @@ pub fn close_and_export(drm: &Drm) -> Outcome {
 }
 
 /// GEM_CLOSE against GEM_MMAP_OFFSET and mmap().
-///
-/// # Errors
-///
-/// The errors of [`race`].
 pub fn close_and_mmap(drm: &Drm) -> Outcome {
     race(
         "GEM_CLOSE and mmap",
@@ -372,10 +359,6 @@ pub fn close_and_mmap(drm: &Drm) -> Outcome {
 }
 
 /// GEM_CLOSE against ioctls that say where the object is, and who is attached.
-///
-/// # Errors
-///
-/// The errors of [`race`].
 pub fn close_and_query(drm: &Drm) -> Outcome {
     race(
         "GEM_CLOSE and GEM_INFO",
@@ -398,10 +381,6 @@ pub fn close_and_query(drm: &Drm) -> Outcome {
 
 /// GEM_CLOSE against PRIME_FD_TO_HANDLE of the same buffer: the import returns the handle, or makes
 /// a new one.
-///
-/// # Errors
-///
-/// The errors of [`race`].
 pub fn close_and_import(drm: &Drm) -> Outcome {
     race(
         "GEM_CLOSE and PRIME_FD_TO_HANDLE",
@@ -433,10 +412,6 @@ pub fn close_and_import(drm: &Drm) -> Outcome {
 }
 
 /// SYNCOBJ_DESTROY against a copy that signals the object, and one that waits for it.
-///
-/// # Errors
-///
-/// The errors of [`race`].
 pub fn destroy_and_copy(drm: &Drm) -> Outcome {
     for out in [true, false] {
         race(
@@ -468,10 +443,6 @@ pub fn destroy_and_copy(drm: &Drm) -> Outcome {
 }
 
 /// The pairs of all drivers with objects.
-///
-/// # Errors
-///
-/// The errors of [`race`].
 pub fn of_objects(drm: &Drm) -> Outcome {
     close_and_copy(drm)?;
     close_and_export(drm)?;

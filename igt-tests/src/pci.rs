@@ -181,10 +181,6 @@ impl PciDevice {
     }
 
     /// Its configuration space, as far as the kernel shows it.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the read.
     pub fn config(&self) -> Result<Vec<u8>, SysError> {
         let path = self.path("config");
         fs::read(&path).map_err(|error| SysError::io(format!("reading {}", path.display()), &error))
@@ -201,37 +197,21 @@ impl PciDevice {
     }
 
     /// Unbinds it from its driver; returns when the unbind is done.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the write.
     pub fn unbind(&self, driver: &str) -> Result<(), SysError> {
         write_file(&Path::new(DRIVERS).join(driver).join("unbind"), &self.name)
     }
 
     /// Binds it to a driver.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the write, which is the error of the driver's probe.
     pub fn bind(&self, driver: &str) -> Result<(), SysError> {
         write_file(&Path::new(DRIVERS).join(driver).join("bind"), &self.name)
     }
 
     /// Sets the only driver that may be bound to it; an empty name permits all drivers again.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the write.
     pub fn set_override(&self, driver: &str) -> Result<(), SysError> {
         write_file(&self.path("driver_override"), &format!("{driver}\n"))
     }
 
     /// A file of its power management.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the read.
     pub fn power(&self, file: &str) -> Result<String, SysError> {
         let path = self.path("power").join(file);
         let text = fs::read_to_string(&path)
@@ -240,10 +220,6 @@ impl PciDevice {
     }
 
     /// Writes to a file of its power management.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the write.
     pub fn set_power(&self, file: &str, text: &str) -> Result<(), SysError> {
         write_file(&self.path("power").join(file), text)
     }
@@ -254,10 +230,6 @@ impl PciDevice {
     }
 
     /// Removes it from the kernel, as a hot-unplug does; returns when it is gone.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the write.
     pub fn remove(&self) -> Result<(), SysError> {
         write_file(&self.path("remove"), "1")
     }
@@ -277,10 +249,6 @@ impl PciDevice {
     }
 
     /// Makes the kernel look for devices.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the write.
     pub fn rescan() -> Result<(), SysError> {
         write_file(Path::new("/sys/bus/pci/rescan"), "1")
     }
@@ -304,12 +272,7 @@ impl PciDevice {
         while at != 0 && byte(at) != id {
             at = usize::from(byte(at + 1));
         }
-        if at == 0 {
-            return Err(Stop::fail(format_args!(
-                "{} has no capability {id:#x}",
-                self.name
-            )));
-        }
+        check!(at != 0, "{} has no capability {id:#x}", self.name);
         Ok(at)
     }
 
@@ -343,10 +306,6 @@ impl PciDevice {
     }
 
     /// Turns bus mastering on or off.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the configuration space.
     pub fn set_master(&self, on: bool) -> Result<(), SysError> {
         const COMMAND: usize = 4;
         const MASTER: u16 = 1 << 2;
@@ -357,10 +316,6 @@ impl PciDevice {
     }
 
     /// A limit of its DMA, which is a number: `dma_mask_bits` or `dma_max_seg_size`.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the read.
     pub fn dma_limit(&self, file: &str) -> Result<u32, SysError> {
         let path = self.path(file);
         let text = fs::read_to_string(&path)
@@ -372,10 +327,6 @@ impl PciDevice {
     }
 
     /// Sets such a limit, until the next probe of a driver. The device must not do DMA meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the write.
     pub fn set_dma_limit(&self, file: &str, limit: u32) -> Result<(), SysError> {
         write_file(&self.path(file), &limit.to_string())
     }
@@ -398,14 +349,9 @@ impl PciDevice {
     }
 
     /// Maps a part of a BAR, which has to be whole pages.
-    ///
-    /// # Errors
-    ///
-    /// Any error of sysfs.
     pub fn map_bar(&self, bar: u32, offset: u64, len: u64) -> Result<Map, SysError> {
         let path = self.path(&format!("resource{bar}"));
-        let file = OpenOptions::new().read(true).write(true).open(&path);
-        let file = file.map_err(|error| SysError::io(path.display().to_string(), &error))?;
+        let file = misc::open(&path)?;
         Map::new(file.as_raw_fd(), offset, len as usize)
     }
 
@@ -458,12 +404,8 @@ impl Bar {
         let mut last = None;
         for file in ["resource2_wc", "resource2"] {
             let path = device.path(file);
-            let result = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open(&path)
-                .map_err(|error| SysError::io(format!("open({})", path.display()), &error))
-                .and_then(|file| Map::new(file.as_raw_fd(), 0, len as usize));
+            let result =
+                misc::open(&path).and_then(|file| Map::new(file.as_raw_fd(), 0, len as usize));
             match result {
                 Ok(map) => return Ok(Self { map, start }),
                 Err(error) => last = Some(error),
@@ -520,12 +462,11 @@ impl Bar {
     pub fn locate(&self, buffer: &Map) -> Result<Layout, Stop> {
         let found = self.find(buffer);
         let missing = found.iter().filter(|at| at.is_none()).count();
-        if missing > 0 {
-            return Err(Stop::fail(format_args!(
-                "{missing} of {} pages of the buffer are not in VRAM: they cannot be found in the BAR",
-                found.len()
-            )));
-        }
+        check!(
+            missing == 0,
+            "{missing} of {} pages of the buffer are not in VRAM: they cannot be found in the BAR",
+            found.len()
+        );
         Ok(Layout {
             pages: found.into_iter().flatten().collect(),
         })

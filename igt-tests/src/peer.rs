@@ -3,9 +3,8 @@
 //! The edu device as an importer.
 
 use std::fs;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -51,6 +50,14 @@ impl Mode {
             Self::NoP2p => uapi::EDU_PEER_MODE_NO_P2P,
             Self::Cpu => uapi::EDU_PEER_MODE_CPU,
             Self::Late => uapi::EDU_PEER_MODE_LATE,
+        }
+    }
+
+    /// The status flags of such an importer once its buffer is gone.
+    pub fn revoked_flags(self) -> u32 {
+        match self {
+            Self::Revocable => uapi::EDU_PEER_STATUS_ATTACHED | uapi::EDU_PEER_STATUS_REVOKED,
+            _ => uapi::EDU_PEER_STATUS_ATTACHED,
         }
     }
 
@@ -151,18 +158,9 @@ impl Peer {
     }
 
     /// Opens a peer by PCI name.
-    ///
-    /// # Errors
-    ///
-    /// Any error of open(2).
     pub fn open_name(name: &str) -> Result<Self, SysError> {
         let path = PathBuf::from(format!("/dev/{PREFIX}{name}"));
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_CLOEXEC)
-            .open(&path)
-            .map_err(|error| SysError::io(format!("open({})", path.display()), &error))?;
+        let file = misc::open(&path)?;
         Ok(Self {
             file,
             name: name.to_string(),
@@ -170,10 +168,6 @@ impl Peer {
     }
 
     /// Opens another file of the same peer.
-    ///
-    /// # Errors
-    ///
-    /// Any error of open(2).
     pub fn reopen(&self) -> Result<Self, SysError> {
         Self::open_name(&self.name)
     }
@@ -188,24 +182,7 @@ impl Peer {
         self.file.as_raw_fd()
     }
 
-    /// ATTACH with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
-    pub fn attach_raw(&self, argument: &mut EduPeerAttach) -> Result<(), SysError> {
-        let given = *argument;
-        ioctl(self.fd(), uapi::EDU_PEER_IOC_ATTACH, argument, || {
-            format!("EDU_PEER_IOC_ATTACH({given:?})")
-        })?;
-        Ok(())
-    }
-
     /// Attaches a buffer and returns its size.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn attach(&self, buffer: &DmaBuf, mode: Mode) -> Result<u64, SysError> {
         let mut argument = EduPeerAttach {
             fd: buffer.fd(),
@@ -233,46 +210,26 @@ impl Peer {
     }
 
     /// Detaches.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn detach(&self) -> Result<(), SysError> {
         self.simple(uapi::EDU_PEER_IOC_DETACH, "EDU_PEER_IOC_DETACH")
     }
 
     /// Pins.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn pin(&self) -> Result<(), SysError> {
         self.simple(uapi::EDU_PEER_IOC_PIN, "EDU_PEER_IOC_PIN")
     }
 
     /// Unpins.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn unpin(&self) -> Result<(), SysError> {
         self.simple(uapi::EDU_PEER_IOC_UNPIN, "EDU_PEER_IOC_UNPIN")
     }
 
     /// Maps.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn map(&self) -> Result<(), SysError> {
         self.simple(uapi::EDU_PEER_IOC_MAP, "EDU_PEER_IOC_MAP")
     }
 
     /// Pins if the mode needs it, then maps.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctls.
     pub fn pin_and_map(&self, mode: Mode) -> Result<(), SysError> {
         if mode.needs_pin() {
             self.pin()?;
@@ -280,11 +237,13 @@ impl Peer {
         self.map()
     }
 
+    /// Attaches, pins if the mode needs it, then maps.
+    pub fn attach_and_map(&self, buffer: &DmaBuf, mode: Mode) -> Result<(), SysError> {
+        self.attach(buffer, mode)?;
+        self.pin_and_map(mode)
+    }
+
     /// Unmaps.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn unmap(&self) -> Result<(), SysError> {
         self.simple(uapi::EDU_PEER_IOC_UNMAP, "EDU_PEER_IOC_UNMAP")
     }
@@ -294,10 +253,6 @@ impl Peer {
     /// # Safety
     ///
     /// As for [`crate::drm::ioctl_raw`]: the kernel may write to the address.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub unsafe fn transfer_raw(&self, argument: &mut EduPeerTransfer) -> Result<(), SysError> {
         let given = *argument;
         ioctl(self.fd(), uapi::EDU_PEER_IOC_TRANSFER, argument, || {
@@ -369,19 +324,11 @@ impl Peer {
     }
 
     /// Starts a read of up to 64 KiB of the buffer by the device.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn submit_read(&self, offset: u64, length: usize) -> Result<(), SysError> {
         self.submit(offset, 0, length, uapi::EDU_PEER_DIRECTION_READ)
     }
 
     /// Starts a write of up to 64 KiB to the buffer by the device.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn submit_write(&self, offset: u64, data: &[u8]) -> Result<(), SysError> {
         let address = data.as_ptr() as u64;
         self.submit(offset, address, data.len(), uapi::EDU_PEER_DIRECTION_WRITE)
@@ -402,10 +349,6 @@ impl Peer {
     }
 
     /// Waits for the submitted transfer, and returns how many bytes were moved.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl, which is that of the transfer.
     fn finish(&self, data: &mut [u8], direction: u32) -> Result<u64, SysError> {
         let mut argument = EduPeerTransfer {
             offset: 0,
@@ -421,19 +364,11 @@ impl Peer {
     }
 
     /// Waits for a read that was submitted.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Peer::finish_write`].
     pub fn finish_read(&self, data: &mut [u8]) -> Result<u64, SysError> {
         self.finish(data, uapi::EDU_PEER_DIRECTION_READ)
     }
 
     /// Waits for a write that was submitted, and returns how many bytes were moved.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl, which is that of the transfer.
     pub fn finish_write(&self) -> Result<u64, SysError> {
         self.finish(&mut [], uapi::EDU_PEER_DIRECTION_WRITE)
     }
@@ -468,10 +403,6 @@ impl Peer {
     }
 
     /// Times maps and unmaps.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn measure(&self, rounds: u32) -> Result<EduPeerMeasure, SysError> {
         let mut argument = EduPeerMeasure {
             rounds,
@@ -482,10 +413,6 @@ impl Peer {
     }
 
     /// MEASURE with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn measure_raw(&self, argument: &mut EduPeerMeasure) -> Result<(), SysError> {
         let rounds = argument.rounds;
         ioctl(self.fd(), uapi::EDU_PEER_IOC_MEASURE, argument, || {
@@ -495,10 +422,6 @@ impl Peer {
     }
 
     /// The state of this file's attachment.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn status(&self) -> Result<EduPeerStatus, SysError> {
         let mut argument = EduPeerStatus::default();
         ioctl(self.fd(), uapi::EDU_PEER_IOC_STATUS, &mut argument, || {

@@ -91,17 +91,13 @@ impl Plug {
     pub fn second_gpu() -> Result<Self, Stop> {
         let gpus = PciDevice::vvrams();
         let [first, second] = gpus.as_slice() else {
-            return Err(Stop::fail(format_args!("expected two GPUs, saw {gpus:?}")));
+            fail!("expected two GPUs, saw {gpus:?}");
         };
         let (_, size) = second.bar(2)?;
         Self::new(second.clone(), first, "gpu2", THIRD, Kind::Gpu(size))
     }
 
     /// The peer.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::gpu`].
     #[track_caller]
     pub fn peer() -> Result<Self, Stop> {
         let kind = match edu::is_modelled()? {
@@ -134,10 +130,6 @@ impl Plug {
     }
 
     /// Waits until a device is gone whose unplug was requested.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::out`].
     #[track_caller]
     pub fn gone(&self, monitor: &mut Monitor) -> Outcome {
         check!(

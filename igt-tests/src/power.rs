@@ -7,11 +7,10 @@ use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::Duration;
 
-use crate::fixture::works;
 use crate::misc;
 use crate::pci::PciDevice;
 use crate::proc::state_of;
-use crate::rebind::{module_users, reload};
+use crate::rebind::with_parameters;
 use crate::{Outcome, Stop, SysError};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -58,13 +57,12 @@ impl<'a> Auto<'a> {
             let status = self.0.power("runtime_status").ok()?;
             (status == "suspended").then_some(())
         });
-        if suspended.is_none() {
-            return Err(Stop::fail(format_args!(
-                "{} is not suspended {why}: {:?}",
-                self.0.name(),
-                self.0.power("runtime_status")
-            )));
-        }
+        check!(
+            suspended.is_some(),
+            "{} is not suspended {why}: {:?}",
+            self.0.name(),
+            self.0.power("runtime_status")
+        );
         Ok(())
     }
 
@@ -80,12 +78,7 @@ impl<'a> Auto<'a> {
         thread::sleep(ACTIVE);
         let status = self.0.power("runtime_status")?;
         self.0.set_power("autosuspend_delay_ms", DELAY)?;
-        if status != "active" {
-            return Err(Stop::fail(format_args!(
-                "{} is {status} {why}",
-                self.0.name()
-            )));
-        }
+        check!(status == "active", "{} is {status} {why}", self.0.name());
         Ok(())
     }
 
@@ -106,12 +99,11 @@ impl<'a> Auto<'a> {
         f()?;
         self.sleeps(&format!("after {what}"))?;
         let after = self.active_time()?;
-        if after <= before {
-            return Err(Stop::fail(format_args!(
-                "{} was not resumed for {what}",
-                self.0.name()
-            )));
-        }
+        check!(
+            after > before,
+            "{} was not resumed for {what}",
+            self.0.name()
+        );
         Ok(())
     }
 
@@ -127,20 +119,16 @@ impl<'a> Auto<'a> {
         f()?;
         let (status, after) = (self.0.power("runtime_status")?, self.active_time()?);
         if status != "suspended" || after != before {
-            return Err(Stop::fail(format_args!(
+            fail!(
                 "{} was resumed for {what}: {status}, active for {} ms",
                 self.0.name(),
                 after - before
-            )));
+            );
         }
         Ok(())
     }
 
     /// Calls `f` while the device is not suspended.
-    ///
-    /// # Errors
-    ///
-    /// The errors of `f`.
     #[track_caller]
     pub fn kept_awake(&self, f: impl FnOnce() -> Outcome) -> Outcome {
         self.0.set_power("control", "on")?;
@@ -158,14 +146,7 @@ impl<'a> Auto<'a> {
 /// The errors of the test; skips it if vvram is built into the kernel.
 #[track_caller]
 pub fn lossy(body: impl FnOnce() -> Outcome) -> Outcome {
-    if module_users("vvram").is_none() {
-        skip!("vvram is built into the kernel");
-    }
-    reload("vvram", &["lossy_suspend=1"])?;
-    let outcome = body();
-    reload("vvram", &[])?;
-    outcome?;
-    works()
+    with_parameters(&["lossy_suspend=1"], body)
 }
 
 fn rewrite(file: &File, name: &str, text: &str) -> Result<(), SysError> {
@@ -193,10 +174,6 @@ pub struct Manual<'a> {
 
 impl<'a> Manual<'a> {
     /// Keeps the device active at first.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the files.
     pub fn new(device: &'a PciDevice) -> Result<Self, SysError> {
         let open = |name: &str| {
             let path = device.path("power").join(name);
@@ -276,10 +253,6 @@ impl<'a> Manual<'a> {
     }
 
     /// Resumes the device, and keeps it active.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the files.
     pub fn on(&self) -> Result<(), SysError> {
         self.set_delay("-1")?;
         self.set_control("auto")
@@ -314,10 +287,6 @@ impl<'a> Manual<'a> {
     }
 
     /// Prepares for another [`Manual::resume`].
-    ///
-    /// # Errors
-    ///
-    /// Any error of the file.
     pub fn undo_resume(&self) -> Result<(), SysError> {
         self.set_control("auto")
     }

@@ -45,10 +45,6 @@ impl Child {
     /// Runs a function in a child process, which dies with this process.
     ///
     /// The child exits with the status of the outcome for igt_runner.
-    ///
-    /// # Errors
-    ///
-    /// Any error of fork(2).
     pub fn spawn(body: impl FnOnce() -> Outcome) -> Result<Self, SysError> {
         let _ = io::stdout().flush();
         let parent = std::process::id();
@@ -268,10 +264,6 @@ pub struct Steps {
 
 impl Steps {
     /// Makes a pipe. Both processes of a later fork have both ends.
-    ///
-    /// # Errors
-    ///
-    /// Any error of pipe2(2).
     pub fn new() -> Result<Self, SysError> {
         let mut fds = [0 as RawFd; 2];
         // SAFETY: the pointer is valid for a write of two ints.
@@ -289,10 +281,6 @@ impl Steps {
     }
 
     /// Signals that a step is done.
-    ///
-    /// # Errors
-    ///
-    /// Any error of write(2).
     pub fn done(&self) -> Result<(), SysError> {
         // SAFETY: the byte is valid for a read.
         let count = unsafe { libc::write(self.write.as_raw_fd(), b"x".as_ptr().cast(), 1) };
@@ -303,10 +291,6 @@ impl Steps {
     }
 
     /// Whether a step of the other side is done that was not waited for yet.
-    ///
-    /// # Errors
-    ///
-    /// Any error of poll(2).
     pub fn is_done(&self) -> Result<bool, SysError> {
         Ok(misc::poll_fd(self.read.as_raw_fd(), libc::POLLIN, Duration::ZERO)? != 0)
     }
@@ -354,10 +338,6 @@ pub struct KernelLog {
 
 impl KernelLog {
     /// Begins to read the log.
-    ///
-    /// # Errors
-    ///
-    /// Any error on the way.
     pub fn open() -> Result<Self, SysError> {
         // SAFETY: a NUL terminated path.
         let fd = unsafe { libc::open(c"/dev/kmsg".as_ptr(), libc::O_RDONLY | libc::O_NONBLOCK) };

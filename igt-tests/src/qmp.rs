@@ -50,7 +50,7 @@ impl Monitor {
             }
         }
         let Some(port) = port else {
-            return Err(Stop::fail("this guest cannot talk to QEMU's monitor"));
+            fail!("this guest cannot talk to QEMU's monitor");
         };
         let mut monitor = Self {
             port,
@@ -114,10 +114,6 @@ impl Monitor {
     }
 
     /// Whether a device whose unplug was requested is gone within the time.
-    ///
-    /// # Errors
-    ///
-    /// Any error on the way.
     pub fn unplugged(&mut self, id: &str, limit: Duration) -> Result<bool, SysError> {
         let text = format!("\"data\": {{\"device\": \"{id}\"");
         Ok(self.line(&text, limit)?.is_some())

@@ -11,7 +11,7 @@ use crate::compute::{Op, Vm, HUGE, JOBS_MAX};
 use crate::drm::{repeats, Drm, Gem};
 use crate::fence::Timeline;
 use crate::fixture::{cpu_reads, patterns};
-use crate::map::{Map, PAGE};
+use crate::map::{Map, PAGE64};
 use crate::mgpu::Mgpu;
 use crate::proc::{Child, Steps};
 use crate::syncfile::SyncFile;
@@ -19,7 +19,6 @@ use crate::trace::Jobs;
 use crate::uapi::{VvramGemCopy, VvramSync, COPIES_MAX, CREATE_VRAM};
 use crate::{Outcome, Stop, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Copies all of an object after some fences, and returns the sync file of the copy.
@@ -261,6 +260,9 @@ pub fn beside_jobs(
     stop.done()?;
     worker.join("the jobs", LIMIT)?;
     check!(!jobs_ended, "the jobs ended before the calls");
-    check!(ended.is_some(), "calls wait for jobs without an end; {place}");
+    check!(
+        ended.is_some(),
+        "calls wait for jobs without an end; {place}"
+    );
     user.join("the calls beside jobs", LIMIT)
 }

@@ -11,6 +11,10 @@ use std::fs;
 use std::ptr;
 use std::time::Instant;
 
+mod setup;
+
+pub use setup::Setup;
+
 use crate::drm::DmaBuf;
 use crate::map::{Map, PAGE};
 use crate::misc::Lcg;
@@ -41,10 +45,6 @@ impl OdpP2p {
     const PARAMETER: &str = "/sys/module/rdma_rxe/parameters/odp_p2p";
 
     /// Sets the parameter of soft RoCE.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the file.
     pub fn new(ask: bool) -> Result<Self, SysError> {
         fs::write(Self::PARAMETER, if ask { "Y" } else { "N" })
             .map_err(|error| SysError::io(Self::PARAMETER, &error))?;
@@ -213,10 +213,6 @@ pub struct Buffer<'nic> {
 
 impl<'nic> Buffer<'nic> {
     /// Registers and maps all of a dma-buf, for every access.
-    ///
-    /// # Errors
-    ///
-    /// Any error on the way.
     pub fn shared(nic: &'nic Nic, name: &str, shared: DmaBuf) -> Result<Self, SysError> {
         let map = shared.map()?;
         Self::mapped(nic, name, shared, map)
@@ -224,10 +220,6 @@ impl<'nic> Buffer<'nic> {
 
     /// Registers all of a dma-buf, for every access, that the CPU accesses by a mapping of
     /// something else, such as the BAR in which it is.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the registration.
     pub fn mapped(nic: &'nic Nic, name: &str, shared: DmaBuf, map: Map) -> Result<Self, SysError> {
         let (len, access) = (map.len() as u64, nic.all_access());
         Ok(Self {
@@ -239,10 +231,6 @@ impl<'nic> Buffer<'nic> {
     }
 
     /// Registers memory of the process, for every access.
-    ///
-    /// # Errors
-    ///
-    /// Any error on the way.
     pub fn host(nic: &'nic Nic, name: &str, size: u64) -> Result<Self, SysError> {
         let map = Map::anonymous((size as usize).next_multiple_of(PAGE))?;
         Ok(Self {
@@ -285,10 +273,6 @@ impl<'nic> Buffer<'nic> {
 
     /// Calls `body` between the begin and the end of a CPU access, with `DMA_BUF_SYNC_READ` or
     /// `DMA_BUF_SYNC_WRITE`, or both.
-    ///
-    /// # Errors
-    ///
-    /// Any error of DMA_BUF_IOCTL_SYNC.
     pub fn access<T>(&self, flags: u64, body: impl FnOnce(&Map) -> T) -> Result<T, SysError> {
         let Some(shared) = &self.shared else {
             return Ok(body(&self.map));
@@ -300,10 +284,6 @@ impl<'nic> Buffer<'nic> {
     }
 
     /// Writes a pattern over all of it, by the CPU.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Buffer::access`].
     pub fn fill(&self, pattern: Pattern) -> Result<(), SysError> {
         self.access(READ | WRITE, |map| {
             map.fill(pattern);
@@ -322,12 +302,14 @@ impl<'nic> Buffer<'nic> {
     }
 
     /// Deregisters it and reports errors, which dropping does not.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Region::close`].
     pub fn close(self) -> Result<(), SysError> {
         self.region.close()
+    }
+}
+
+impl<'nic> AsRef<Region<'nic>> for Buffer<'nic> {
+    fn as_ref(&self) -> &Region<'nic> {
+        &self.region
     }
 }
 
@@ -653,10 +635,6 @@ pub fn exercise_op(
 }
 
 /// Does every operation that the device has, see [`exercise_op`].
-///
-/// # Errors
-///
-/// As for [`exercise_op`].
 pub fn exercise(pair: &Pair<'_>, from: Part<'_>, to: Part<'_>, seed: u64) -> Result<u64, Trouble> {
     let mut moved = 0;
     for (index, op) in (0..).zip(Op::ALL) {
@@ -670,10 +648,6 @@ pub fn exercise(pair: &Pair<'_>, from: Part<'_>, to: Part<'_>, seed: u64) -> Res
 /// Measures writes or reads, many at once, in bytes per second.
 ///
 /// Moves them as [`many_at_once`] does.
-///
-/// # Errors
-///
-/// As for [`exercise_op`].
 pub fn bandwidth(
     pair: &Pair<'_>,
     op: Op,
@@ -691,10 +665,6 @@ pub fn bandwidth(
 /// Moves at least `least` bytes, and at least as much as both parts have. Returns how many bytes
 /// were moved, and the values of `now` before the first request was posted and after the last one
 /// was done. Both buffers are checked afterwards.
-///
-/// # Errors
-///
-/// As for [`exercise_op`].
 pub fn many_at_once<T>(
     pair: &Pair<'_>,
     op: Op,

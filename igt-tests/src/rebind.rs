@@ -6,6 +6,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::fixture::works;
 use crate::misc;
 use crate::pci::PciDevice;
 use crate::proc::Child;
@@ -84,10 +85,7 @@ impl Unbinding {
     #[track_caller]
     pub fn start(device: &PciDevice) -> Result<Self, Stop> {
         let Some(driver) = device.driver() else {
-            return Err(Stop::fail(format_args!(
-                "{} has no driver to unbind",
-                device.name()
-            )));
+            fail!("{} has no driver to unbind", device.name());
         };
         let child = Child::spawn(|| Ok(device.unbind(&driver)?))?;
         Ok(Self {
@@ -107,9 +105,7 @@ impl Unbinding {
         let what = format!("unbinding {} from {}", self.device.name(), self.driver);
         self.child.join(&what, limit)?;
         if let Some(driver) = self.device.driver() {
-            return Err(Stop::fail(format_args!(
-                "{what} succeeded, but {driver} still has the device"
-            )));
+            fail!("{what} succeeded, but {driver} still has the device");
         }
         Ok(Unbound {
             device: self.device,
@@ -183,10 +179,6 @@ impl Probe {
     }
 
     /// Binds the device to the driver, unless that was done.
-    ///
-    /// # Errors
-    ///
-    /// Any error of sysfs, which is the error of the driver's probe.
     pub fn bind(&mut self) -> Result<(), SysError> {
         if !self.done {
             self.device.bind(self.driver)?;
@@ -195,10 +187,6 @@ impl Probe {
     }
 
     /// Unbinds the device from the driver, unless that was done.
-    ///
-    /// # Errors
-    ///
-    /// Any error of sysfs.
     pub fn unbind(&mut self) -> Result<(), SysError> {
         if !self.done {
             self.device.unbind(self.driver)?;
@@ -232,10 +220,6 @@ pub struct Overridden {
 
 impl Overridden {
     /// Binds a device that has no driver to one.
-    ///
-    /// # Errors
-    ///
-    /// Any error of sysfs, which is the error of the driver's probe.
     pub fn new(device: &PciDevice, driver: &'static str) -> Result<Self, SysError> {
         let given = Self {
             device: device.clone(),
@@ -262,10 +246,6 @@ impl Drop for Overridden {
 }
 
 /// Unloads a module, without waiting for its users.
-///
-/// # Errors
-///
-/// Any error of delete_module(2).
 pub fn delete_module(name: &str) -> Result<(), SysError> {
     let what = format!("delete_module({name})");
     let Ok(c_name) = std::ffi::CString::new(name) else {
@@ -284,6 +264,34 @@ pub fn delete_module(name: &str) -> Result<(), SysError> {
 pub fn module_users(module: &str) -> Option<i64> {
     let text = fs::read_to_string(format!("/sys/module/{module}/refcnt")).ok()?;
     text.trim().parse().ok()
+}
+
+/// Skips the subtest if vvram is not a module.
+///
+/// # Errors
+///
+/// The skip.
+#[track_caller]
+pub fn need_module() -> Outcome {
+    if module_users("vvram").is_none() {
+        skip!("vvram is built into the kernel");
+    }
+    Ok(())
+}
+
+/// Loads vvram with parameters, runs a test, loads vvram without them again, and checks that it
+/// works.
+///
+/// # Errors
+///
+/// The errors of the test; skips it if vvram is not a module.
+#[track_caller]
+pub fn with_parameters(parameters: &[&str], body: impl FnOnce() -> Outcome) -> Outcome {
+    need_module()?;
+    let outcome = reload("vvram", parameters).and_then(|()| body());
+    reload("vvram", &[])?;
+    outcome?;
+    works()
 }
 
 /// Unloads a module and loads it again, with parameters.

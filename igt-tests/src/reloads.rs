@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::drm::Drm;
 use crate::fixture::{cpu_reads, patterns};
-use crate::map::{Map, PAGE};
+use crate::map::{Map, PAGE, PAGE64};
 use crate::misc::{self, Lcg};
 use crate::peer::{self, Mode, Peer};
 use crate::proc::{Child, Steps};
@@ -16,7 +16,6 @@ use crate::rebind::{delete_module, module_users};
 use crate::{Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(40);
-const PAGE64: u64 = PAGE as u64;
 const CLIENTS: usize = 4;
 /// How often each module is unloaded, and how often each client uses the devices at least.
 const UNLOADS: u64 = 4;
@@ -78,8 +77,7 @@ fn use_it(drm: &Drm, peer: Option<&Peer>) -> Outcome {
     to.fill(b);
     let buffer = src.export()?;
     if let Some(peer) = peer {
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
         let bytes: u64 = peer.table()?.iter().map(|segment| segment.length).sum();
         check_eq!(bytes, 2 * PAGE64, "bytes that the peer has mapped");
     }

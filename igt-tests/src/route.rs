@@ -85,10 +85,6 @@ pub fn explained(gpu: &PciDevice, importer: &PciDevice) -> Result<PeerQuery, Sto
 }
 
 /// As [`explained`], with what is known of the ports of the machine.
-///
-/// # Errors
-///
-/// The errors of [`explained`].
 #[track_caller]
 pub fn explained_by(
     ports: &mut Ports,

@@ -25,10 +25,6 @@ extern "C" fn handler(_signal: libc::c_int) {
 }
 
 /// Catches SIGUSR1 in this process. The handler makes a step of `told`.
-///
-/// # Errors
-///
-/// Any error of sigaction(2).
 pub fn catch(told: &Steps, restart: bool) -> Result<(), SysError> {
     TOLD.store(told.write_fd(), Ordering::Relaxed);
     CAUGHT.store(0, Ordering::Relaxed);

@@ -7,10 +7,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use crate::SysError;
 
 /// Two connected unix sockets.
-///
-/// # Errors
-///
-/// Any error of socketpair(2).
 pub fn sockets() -> Result<(OwnedFd, OwnedFd), SysError> {
     let mut fds = [0; 2];
     // SAFETY: the pointer is valid for a write of two ints.
@@ -43,10 +39,6 @@ fn with_message<R>(control: &mut Control, call: impl FnOnce(&mut libc::msghdr) -
 }
 
 /// Sends an fd.
-///
-/// # Errors
-///
-/// Any error of sendmsg(2).
 pub fn send_fd(socket: &OwnedFd, fd: i32) -> Result<(), SysError> {
     let mut control: Control = [0; 8];
     with_message(&mut control, |message| {

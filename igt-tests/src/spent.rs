@@ -137,24 +137,22 @@ impl State {
                     self.queued.insert(item());
                 }
             }
-            "workqueue_execute_start" => {
-                if self.queued.remove(&item()) {
-                    self.workers.insert(task);
-                }
+            "workqueue_execute_start" if self.queued.remove(&item()) => {
+                self.workers.insert(task);
             }
             "workqueue_execute_end" => {
                 self.workers.remove(&task);
             }
-            "hrtimer_start" if moment.has(WAKES) && self.counts(asked) => {
-                if self.interrupts.is_empty() {
-                    let spent = self.spent.entry(task).or_default();
-                    if let Some(before) = self.woken.remove(&task) {
-                        if *spent - before < LOOK {
-                            *spent = before;
-                        }
+            "hrtimer_start"
+                if moment.has(WAKES) && self.counts(asked) && self.interrupts.is_empty() =>
+            {
+                let spent = self.spent.entry(task).or_default();
+                if let Some(before) = self.woken.remove(&task) {
+                    if *spent - before < LOOK {
+                        *spent = before;
                     }
-                    self.asleep.insert(task);
                 }
+                self.asleep.insert(task);
             }
             "sched_switch" => {
                 let fields = words(&moment.fields);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::debugfs::DebugFs;
 use crate::drm::{
-    gem_close, ioctl, nodes, peer_attachments, peer_query, prime_export, prime_import, DmaBuf,
+    call, gem_close, nodes, peer_attachments, peer_query, prime_export, prime_import, DmaBuf,
 };
 use crate::misc;
 use crate::pci::PciDevice;
@@ -138,10 +138,6 @@ impl Card {
     }
 
     /// Opens the node once more.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the open.
     pub fn reopen(&self) -> Result<Self, SysError> {
         let path = format!("/proc/self/fd/{}", self.fd());
         let file = File::options().read(true).write(true).open(&path);
@@ -167,10 +163,6 @@ impl Card {
     }
 
     /// Creates an object and returns its handle.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn create(&self, size: u64) -> Result<u32, SysError> {
         let mut argument = AvramGemCreate {
             size,
@@ -181,50 +173,26 @@ impl Card {
     }
 
     /// GEM_CREATE with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn create_raw(&self, argument: &mut AvramGemCreate) -> Result<(), SysError> {
-        let given = *argument;
-        ioctl(self.fd(), uapi::AVRAM_GEM_CREATE, argument, || {
-            format!("GEM_CREATE({given:?})")
-        })?;
-        Ok(())
+        call(self.fd(), uapi::AVRAM_GEM_CREATE, argument, "GEM_CREATE")
     }
 
     /// Exports an object.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn export(&self, handle: u32) -> Result<DmaBuf, SysError> {
         prime_export(self.fd(), handle, uapi::DRM_CLOEXEC | uapi::DRM_RDWR)
     }
 
     /// Imports a dma-buf and returns the handle.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn import(&self, buffer: &DmaBuf) -> Result<u32, SysError> {
         prime_import(self.fd(), buffer.fd())
     }
 
     /// Closes a handle.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn close(&self, handle: u32) -> Result<(), SysError> {
         gem_close(self.fd(), handle)
     }
 
     /// PEER_ATTACHMENTS: the importers of an object and those that were refused, at most 64.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn attachments(&self, handle: u32) -> Result<Vec<PeerAttachment>, SysError> {
         let (entries, _) = peer_attachments(self.fd(), uapi::AVRAM_PEER_ATTACHMENTS, handle)?;
         Ok(entries)
@@ -232,10 +200,6 @@ impl Card {
 
     /// PEER_QUERY: the path that a device would get to an object, as an importer of the class of
     /// the flags.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn query(
         &self,
         handle: u32,
@@ -252,10 +216,6 @@ impl Card {
 }
 
 /// Unbinds an auxiliary device from the DRM driver, or binds it.
-///
-/// # Errors
-///
-/// Any error of sysfs.
 pub fn set_bound(device: &str, bound: bool) -> Result<(), SysError> {
     let file = if bound { "bind" } else { "unbind" };
     let path = format!("/sys/bus/auxiliary/drivers/{DRIVER}.{DRIVER}/{file}");

@@ -49,10 +49,6 @@ pub struct Storm {
 impl Storm {
     /// Begins a storm, and prints its seed. It goes on for `limit` at most, times [`misc::slower`]
     /// and [`misc::soak`].
-    ///
-    /// # Errors
-    ///
-    /// Any error of mmap(2).
     pub fn new(limit: Duration, actions: &[Action]) -> Result<Self, SysError> {
         let seed = misc::nonce();
         println!("seed of the storm {seed:#x}");
@@ -145,10 +141,6 @@ impl Storm {
     }
 
     /// Starts a process for which the storm waits.
-    ///
-    /// # Errors
-    ///
-    /// Any error of fork(2).
     pub fn client(&mut self, body: impl FnOnce(&Self, &mut Lcg) -> Outcome) -> Outcome {
         let child = self.spawn(|random| body(self, random))?;
         self.clients.push(child);
@@ -156,10 +148,6 @@ impl Storm {
     }
 
     /// Starts a process that does something again and again until the storm is over.
-    ///
-    /// # Errors
-    ///
-    /// Any error of fork(2).
     pub fn meanwhile(&mut self, mut body: impl FnMut(&Self, &mut Lcg) -> Outcome) -> Outcome {
         let child = self.spawn(|random| {
             while self.word(0).load(Ordering::Relaxed) == 0 {

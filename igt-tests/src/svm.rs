@@ -38,10 +38,6 @@ pub enum Place {
 }
 
 /// The location of each page of a mapping.
-///
-/// # Errors
-///
-/// Any error of the file.
 pub fn places(map: &Map) -> Result<Vec<Place>, SysError> {
     let fail = |error: std::io::Error| SysError::io(PAGEMAP, &error);
     let file = File::open(PAGEMAP).map_err(fail)?;
@@ -58,10 +54,6 @@ pub fn places(map: &Map) -> Result<Vec<Place>, SysError> {
 }
 
 /// How many pages of a mapping are on a device.
-///
-/// # Errors
-///
-/// Any error of the file.
 pub fn resident(map: &Map) -> Result<usize, SysError> {
     let is_there = |place: &&Place| **place == Place::Device;
     Ok(places(map)?.iter().filter(is_there).count())
@@ -76,20 +68,13 @@ pub fn resident(map: &Map) -> Result<usize, SysError> {
 pub fn check_places(map: &Map, on_device: impl Fn(usize) -> bool) -> Outcome {
     for (page, place) in places(map)?.into_iter().enumerate() {
         if on_device(page) != (place == Place::Device) {
-            return Err(Stop::fail(format_args!(
-                "page {page} of {} is in {place:?}",
-                map.pages()
-            )));
+            fail!("page {page} of {} is in {place:?}", map.pages());
         }
     }
     Ok(())
 }
 
 /// Fails unless some pages have a pattern.
-///
-/// # Errors
-///
-/// As above.
 #[track_caller]
 pub fn holds(who: &str, map: &Map, pattern: Pattern, pages: Range<usize>) -> Outcome {
     map.verify_pages(pattern, pages.start, pages.len())
@@ -97,10 +82,6 @@ pub fn holds(who: &str, map: &Map, pattern: Pattern, pages: Range<usize>) -> Out
 }
 
 /// Memory of this process that is filled with a pattern, at a multiple of 2 MiB.
-///
-/// # Errors
-///
-/// Any error of mmap(2).
 pub fn filled(pages: usize, pattern: Pattern) -> Result<Map, SysError> {
     let map = Map::private_aligned(pages * PAGE, HUGE * PAGE)?;
     map.advise(0..pages, libc::MADV_NOHUGEPAGE)?;
@@ -125,57 +106,33 @@ impl Drm {
     }
 
     /// SVM_MIGRATE of any range.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn svm_migrate_at(&self, addr: u64, size: u64) -> Result<(), SysError> {
         self.svm(uapi::VVRAM_SVM_MIGRATE, "SVM_MIGRATE", addr, size)
     }
 
     /// Migrates pages of a mapping to VRAM.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn svm_migrate(&self, map: &Map, pages: Range<usize>) -> Result<(), SysError> {
         let size = (pages.len() * PAGE) as u64;
         self.svm_migrate_at(map.page_address(pages.start), size)
     }
 
     /// SVM_EVICT of any range.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn svm_evict_at(&self, addr: u64, size: u64) -> Result<(), SysError> {
         self.svm(uapi::VVRAM_SVM_EVICT, "SVM_EVICT", addr, size)
     }
 
     /// Moves pages of a mapping to system memory.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn svm_evict(&self, map: &Map, pages: Range<usize>) -> Result<(), SysError> {
         let size = (pages.len() * PAGE) as u64;
         self.svm_evict_at(map.page_address(pages.start), size)
     }
 
     /// How much VRAM holds memory of processes, in bytes.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn svm_vram(&self) -> Result<u64, SysError> {
         self.getparam(uapi::PARAM_SVM_VRAM)
     }
 
     /// How many pages of processes were moved back so far.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn svm_moved_back(&self) -> Result<u64, SysError> {
         self.getparam(uapi::PARAM_SVM_MOVED_BACK)
     }

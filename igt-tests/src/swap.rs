@@ -100,10 +100,6 @@ impl Swap {
 }
 
 /// Runs a test in a process whose memory can be swapped out.
-///
-/// # Errors
-///
-/// The errors of the test, and any error on the way.
 #[track_caller]
 pub fn with_swap(what: &str, body: impl FnOnce(&Swap) -> Outcome) -> Outcome {
     let swap = Swap {

@@ -15,14 +15,13 @@ use crate::drm::{DmaBuf, Drm, EITHER};
 use crate::faults::{Errors, Faults};
 use crate::fixture::Fixture;
 use crate::foreign::{self, Kind};
-use crate::map::{Map, PAGE};
+use crate::map::{Map, PAGE, PAGE64};
 use crate::pci::PciDevice;
 use crate::peer::{Mode, Peer};
 use crate::rebind::{Probe, Unbound};
 use crate::uapi::{self, PeerAttachments, VvramGemCreate, VvramGemImportInfo, VvramGemMmapOffset};
 use crate::{Outcome, Stop, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 /// The size that one page table of the CPU maps.
 const TABLE: u64 = 2 << 20;
 /// The errors of an operation that allocates memory and copies arguments.
@@ -77,10 +76,6 @@ pub struct Once(Cell<bool>);
 
 impl Once {
     /// Does it, unless that has succeeded before.
-    ///
-    /// # Errors
-    ///
-    /// The errors of `op`.
     pub fn run(&self, op: impl FnOnce() -> Result<(), SysError>) -> Result<(), SysError> {
         if !self.0.get() {
             op()?;
@@ -101,20 +96,12 @@ pub struct Object {
 
 impl Object {
     /// Makes an object of four pages in a file.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn new(drm: Drm, flags: u32) -> Result<Self, Stop> {
         let handle = drm.create_flags(4 * PAGE64, flags)?.leak();
         Ok(Self { handle, drm })
     }
 
     /// The same, and its dma-buf.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctls.
     pub fn exported(drm: Drm, flags: u32) -> Result<(Self, DmaBuf), Stop> {
         let object = Self::new(drm, flags)?;
         let buffer = object.drm.export(object.handle, libc::O_RDWR as u32)?;
@@ -123,10 +110,6 @@ impl Object {
 }
 
 /// Opening a node.
-///
-/// # Errors
-///
-/// The errors of [`Faults::sweep`].
 pub fn open(name: &str, path: &Path) -> Outcome {
     Faults::new()?.sweep(
         name,
@@ -142,10 +125,6 @@ pub fn open(name: &str, path: &Path) -> Outcome {
 }
 
 /// GEM_CREATE.
-///
-/// # Errors
-///
-/// The errors of [`Faults::sweep`].
 pub fn create(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     let mut faults = Faults::new()?;
     for (name, flags) in [
@@ -165,10 +144,6 @@ pub fn create(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
 }
 
 /// The ioctls that ask for something, and GEM_CLOSE.
-///
-/// # Errors
-///
-/// The errors of [`Faults::sweep`].
 pub fn ioctls(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     let mut faults = Faults::new()?;
     let object = || Object::new(open()?, EITHER);
@@ -248,10 +223,6 @@ pub fn ioctls(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
 }
 
 /// A probe of a device by a driver, with the errors that are allowed.
-///
-/// # Errors
-///
-/// The errors of [`Faults::sweep`].
 pub fn probe(
     faults: &mut Faults,
     device: &PciDevice,
@@ -274,10 +245,6 @@ pub fn probe(
 }
 
 /// Export and import.
-///
-/// # Errors
-///
-/// The errors of [`Faults::sweep`].
 pub fn prime(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     let mut faults = Faults::new()?;
     faults.sweep(
@@ -304,10 +271,6 @@ pub fn prime(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
 }
 
 /// Copies with fences of all kinds; for imported buffers vvram has the kernel make a vmap.
-///
-/// # Errors
-///
-/// The errors of [`Faults::sweep`].
 pub fn copies(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     let mut faults = Faults::new()?;
     for (name, kind) in [("heap", Kind::Heap), ("udmabuf", Kind::Udmabuf)] {
@@ -342,19 +305,11 @@ pub fn populate(zero: &File, map: &Map) -> Result<(), SysError> {
 }
 
 /// The file that [`populate`] reads.
-///
-/// # Errors
-///
-/// Any error of the open.
 pub fn zero() -> Result<File, SysError> {
     File::open("/dev/zero").map_err(|error| SysError::io("open(/dev/zero)", &error))
 }
 
 /// Page faults, in VRAM and in system memory.
-///
-/// # Errors
-///
-/// The errors of [`Faults::sweep`].
 pub fn mmap(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     let mut faults = Faults::new()?;
     let (zero, open) = (zero()?, &open);
@@ -391,10 +346,6 @@ pub fn mmap(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
 }
 
 /// Attach, pin, map, unmap and detach of importers of these classes.
-///
-/// # Errors
-///
-/// The errors of [`Faults::sweep`].
 pub fn importers(open: impl Fn() -> Result<Drm, Stop>, modes: &[Mode]) -> Outcome {
     let fixture = Fixture::with_route()?;
     let mut faults = Faults::new()?;

@@ -39,10 +39,6 @@ impl SyncFile {
     }
 
     /// Whether it has signalled, or does within `limit` milliseconds.
-    ///
-    /// # Errors
-    ///
-    /// Any error of poll(2).
     pub fn poll(&self, limit: u64) -> Result<bool, SysError> {
         self.wait(Duration::from_millis(limit))
     }
@@ -74,19 +70,11 @@ impl SyncFile {
     }
 
     /// 0 while it is pending, 1 when it has signalled, or a negative error.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn status(&self) -> Result<i32, SysError> {
         Ok(self.info(&mut [])?.status)
     }
 
     /// When its fence has signalled, in nanoseconds of the monotonic clock, or 0.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn signalled(&self) -> Result<u64, SysError> {
         let mut fences = [SyncFenceInfo::default()];
         self.info(&mut fences)?;
@@ -94,20 +82,12 @@ impl SyncFile {
     }
 
     /// The drivers of its fences.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn drivers(&self) -> Result<Vec<String>, SysError> {
         let names = self.names()?;
         Ok(names.into_iter().map(|(driver, _)| driver).collect())
     }
 
     /// The names of the drivers and of the timelines of its fences.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn names(&self) -> Result<Vec<(String, String)>, SysError> {
         let mut fences = vec![SyncFenceInfo::default(); 16];
         let count = self.info(&mut fences)?.num_fences as usize;
@@ -116,10 +96,6 @@ impl SyncFile {
     }
 
     /// Waits until it has signalled; false if the time is up.
-    ///
-    /// # Errors
-    ///
-    /// Any error of poll(2).
     pub fn wait(&self, limit: Duration) -> Result<bool, SysError> {
         let events = misc::poll_fd(self.fd.as_raw_fd(), libc::POLLIN, limit)?;
         Ok(events & libc::POLLIN != 0)

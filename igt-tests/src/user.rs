@@ -40,10 +40,6 @@ pub fn become_nobody() -> Result<(), Stop> {
 }
 
 /// The permission bits of a file.
-///
-/// # Errors
-///
-/// Any error of stat(2).
 pub fn mode(path: &Path) -> Result<u32, SysError> {
     let meta = fs::metadata(path);
     let meta = meta.map_err(|error| SysError::io(format!("stat({})", path.display()), &error))?;
@@ -59,10 +55,6 @@ pub struct Mode {
 
 impl Mode {
     /// Changes it.
-    ///
-    /// # Errors
-    ///
-    /// Any error of stat(2) or chmod(2).
     pub fn set(path: &Path, mode: u32) -> Result<Self, SysError> {
         let before = self::mode(path)?;
         fs::set_permissions(path, Permissions::from_mode(mode))

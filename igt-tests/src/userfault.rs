@@ -78,10 +78,6 @@ pub struct Missing<'a> {
 
 impl<'a> Missing<'a> {
     /// Makes a page of a mapping missing.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the system calls.
     pub fn new(map: &'a Map, page: usize) -> Result<Self, SysError> {
         // SAFETY: a plain system call.
         let fd =
@@ -136,10 +132,6 @@ impl<'a> Missing<'a> {
     }
 
     /// Supplies the page, with these bytes.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn supply_bytes(self, bytes: &[u8; PAGE]) -> Result<(), SysError> {
         let mut copy = Copy {
             dst: self.address(),
@@ -154,10 +146,6 @@ impl<'a> Missing<'a> {
     }
 
     /// Supplies the page, with zeroes.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn supply(self) -> Result<(), SysError> {
         let mut zero = ZeroPage {
             start: self.address(),

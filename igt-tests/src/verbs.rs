@@ -249,22 +249,21 @@ impl Nic {
         let result = unsafe { sys::ibv_query_device(device, &raw mut limits) };
         check(result, || format!("ibv_query_device({name})"))?;
         let Some((gid_index, gid)) = misc::poll(APPEARS, || find_gid(&name)) else {
-            return Err(Stop::fail(format_args!(
+            fail!(
                 "port {PORT} of {name} has no address of {ROCE_V2} and IPv4: has its network \
                  device one?"
-            )));
+            );
         };
         let state = format!("ports/{PORT}/state");
         let active = misc::poll(APPEARS, || {
             attribute(&name, &state)?.ends_with("ACTIVE").then_some(())
         });
-        if active.is_none() {
-            return Err(Stop::fail(format_args!(
-                "port {PORT} of {name} is not active but {:?}: is the link of its network device \
+        check!(
+            active.is_some(),
+            "port {PORT} of {name} is not active but {:?}: is the link of its network device \
                  up?",
-                attribute(&name, &state)
-            )));
-        }
+            attribute(&name, &state)
+        );
         // SAFETY: the device is open.
         let domain = unsafe { sys::ibv_alloc_pd(device) };
         let domain = Domain(check_ptr(domain, || format!("ibv_alloc_pd({name})"))?);
@@ -457,15 +456,17 @@ impl Region<'_> {
     }
 
     /// Deregisters it and reports errors, which dropping does not.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the call.
     pub fn close(self) -> Result<(), SysError> {
         let this = mem::ManuallyDrop::new(self);
         // SAFETY: it was registered, and is used no more.
         let result = unsafe { sys::ibv_dereg_mr(this.region.as_ptr()) };
         check(result, || format!("ibv_dereg_mr(lkey={:#x})", this.lkey))
+    }
+}
+
+impl<'nic> AsRef<Region<'nic>> for Region<'nic> {
+    fn as_ref(&self) -> &Region<'nic> {
+        self
     }
 }
 
@@ -908,10 +909,6 @@ impl End {
 
 impl<'nic> Pair<'nic> {
     /// Makes two queue pairs with default values, and connects them.
-    ///
-    /// # Errors
-    ///
-    /// Any error of libibverbs.
     pub fn new(nic: &'nic Nic) -> Result<Self, SysError> {
         Self::with_config(nic, &Config::default())
     }
@@ -944,10 +941,6 @@ impl<'nic> Pair<'nic> {
     }
 
     /// Puts the other side into the error state: it does not answer any more.
-    ///
-    /// # Errors
-    ///
-    /// Any error of libibverbs.
     pub fn silence(&self) -> Result<(), SysError> {
         // SAFETY: all-zero is a valid value of a structure of numbers.
         let mut attr: sys::ibv_qp_attr = unsafe { mem::zeroed() };
@@ -1026,10 +1019,6 @@ impl<'nic> Pair<'nic> {
     }
 
     /// Posts an RDMA write with immediate data, for which there has to be a receive.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Pair::post_write`].
     pub fn post_write_imm(&self, from: At<'_>, to: At<'_>, len: u32) -> Result<Ticket, SysError> {
         self.post(&Request {
             what: "RDMA write with immediate data",
@@ -1041,10 +1030,6 @@ impl<'nic> Pair<'nic> {
     }
 
     /// Posts an RDMA read.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Pair::post_write`].
     pub fn post_read(&self, from: At<'_>, to: At<'_>, len: u32) -> Result<Ticket, SysError> {
         self.post(&Request {
             what: "RDMA read",
@@ -1056,10 +1041,6 @@ impl<'nic> Pair<'nic> {
     }
 
     /// Posts a send, for which there has to be a receive.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Pair::post_write`].
     pub fn post_send(&self, from: At<'_>, len: u32) -> Result<Ticket, SysError> {
         self.post(&Request {
             what: "send",
@@ -1071,10 +1052,6 @@ impl<'nic> Pair<'nic> {
     }
 
     /// Posts an addition to a word; the old value goes to `result`.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Pair::post_write`].
     pub fn post_fetch_add(&self, result: At<'_>, on: At<'_>, add: u64) -> Result<Ticket, SysError> {
         self.post(&Request {
             what: "fetch and add",
@@ -1086,10 +1063,6 @@ impl<'nic> Pair<'nic> {
     }
 
     /// Posts an exchange of a word that has a certain value; the old value goes to `result`.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Pair::post_write`].
     pub fn post_compare_swap(
         &self,
         result: At<'_>,
@@ -1107,10 +1080,6 @@ impl<'nic> Pair<'nic> {
     }
 
     /// Posts a receive on the other side, for a send.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Pair::post_write`].
     pub fn post_receive(&self, to: At<'_>, len: u32) -> Result<Ticket, SysError> {
         let ticket = self.ticket(RESPONDER, "receive", len, RECEIVES)?;
         let end = &self.ends[RESPONDER];

@@ -4,7 +4,7 @@
 //! with.
 
 use std::fs;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -58,14 +58,6 @@ fn write(path: &Path, text: &str) -> Result<(), SysError> {
         .map_err(|error| SysError::io(format!("write({}, {text})", path.display()), &error))
 }
 
-fn open(path: &Path) -> Result<File, SysError> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .map_err(|error| SysError::io(format!("open({})", path.display()), &error))
-}
-
 fn call(fd: RawFd, request: u64, argument: u64, what: &str) -> Result<i32, SysError> {
     // SAFETY: callers pass a number, or the address of an argument of the size that the kernel
     // expects for this request.
@@ -102,11 +94,11 @@ impl Vfio {
             paths.next()
         });
         let Some(group_path) = group else {
-            return Err(Stop::fail("vfio-pci made no group in /dev/vfio"));
+            fail!("vfio-pci made no group in /dev/vfio");
         };
         let unsafe_group = group_path.to_string_lossy().contains("noiommu");
-        let container = open(Path::new("/dev/vfio/vfio"))?;
-        let group = open(&group_path)?;
+        let container = misc::open(Path::new("/dev/vfio/vfio"))?;
+        let group = misc::open(&group_path)?;
         let container_fd = container.as_raw_fd();
         call(
             group.as_raw_fd(),
@@ -121,7 +113,7 @@ impl Vfio {
         };
         call(container_fd, SET_IOMMU, iommu, "VFIO_SET_IOMMU")?;
         let Ok(name) = std::ffi::CString::new(device.name()) else {
-            return Err(Stop::fail("a PCI name with a NUL"));
+            fail!("a PCI name with a NUL");
         };
         let fd = call(
             group.as_raw_fd(),
@@ -143,10 +135,6 @@ impl Vfio {
     }
 
     /// Enables the memory of the device, or disables it, which revokes its dma-bufs.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the access to its configuration space.
     pub fn set_memory(&self, enabled: bool) -> Result<(), SysError> {
         let at = CONFIG_REGION + PCI_COMMAND;
         let mut command = [0u8; 1];
@@ -182,19 +170,11 @@ impl Vfio {
     }
 
     /// Exports ranges (offset and length) of a BAR as one buffer.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn export(&self, bar: u32, ranges: &[(u64, u64)]) -> Result<DmaBuf, SysError> {
         self.export_request(&mut Self::request(bar, ranges))
     }
 
     /// Exports the ranges in an argument of [`Vfio::request`] as one buffer.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn export_request(&self, words: &mut [u32]) -> Result<DmaBuf, SysError> {
         let argument = words.as_mut_ptr() as u64;
         // The text is only made if there is an error, because its cost would be measured, too.

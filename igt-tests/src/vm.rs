@@ -57,7 +57,7 @@ fn parse(line: &str) -> Option<Mapping> {
 pub fn mappings(debugfs: &DebugFs) -> Result<Vec<Mapping>, Stop> {
     let text = debugfs.read("spaces")?;
     let Some(all) = text.lines().map(parse).collect::<Option<Vec<_>>>() else {
-        return Err(Stop::fail(format_args!("not a list of mappings:\n{text}")));
+        fail!("not a list of mappings:\n{text}");
     };
     match all.iter().find(|mapping| mapping.wrong != 0) {
         None => Ok(all),
@@ -100,10 +100,6 @@ pub fn shown(debugfs: &DebugFs, object: u64, present: bool) -> Outcome {
 
 impl Drm {
     /// VM_BIND with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn vm_bind_raw(&self, given: VvramVmBind) -> Result<(), SysError> {
         again(|| {
             let mut argument = given;
@@ -115,10 +111,6 @@ impl Drm {
     }
 
     /// Binds all of an object at an address.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn vm_bind(&self, object: &Gem<'_>, addr: u64) -> Result<(), SysError> {
         self.vm_bind_raw(VvramVmBind {
             addr,
@@ -129,10 +121,6 @@ impl Drm {
     }
 
     /// Unbinds a range of addresses.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn vm_unbind(&self, addr: u64, size: u64) -> Result<(), SysError> {
         self.vm_bind_raw(VvramVmBind {
             addr,
@@ -162,10 +150,6 @@ impl Drm {
     }
 
     /// Reads bytes by their addresses, with `VM_READ_*`.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
     pub fn vm_read(&self, addr: u64, size: usize, flags: u32) -> Result<Vec<u8>, SysError> {
         let mut bytes = vec![0x5a; size];
         let argument = VvramVmRead {
@@ -218,10 +202,6 @@ impl Unbound {
 }
 
 /// The calls for address spaces, with each of their allocations and copies failing in turn.
-///
-/// # Errors
-///
-/// The errors of [`Faults::sweep`].
 pub fn faults() -> Outcome {
     let mut faults = Faults::new()?;
     for (name, flags) in [

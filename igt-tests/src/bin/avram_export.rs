@@ -8,7 +8,7 @@ use vvram_tests::debugfs::difference;
 use vvram_tests::drm::{DmaBuf, Drm};
 use vvram_tests::fixture::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::foreign::{self, Kind};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{PAGE, PAGE64};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
@@ -20,7 +20,6 @@ use vvram_tests::split::{self, Card, Module, Split};
 use vvram_tests::uapi::{self, AvramGemCreate};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const PAGES: usize = 3;
 const SIZE: u64 = (PAGES * PAGE) as u64;
 const MODES: [Mode; 3] = [Mode::Dynamic, Mode::Revocable, Mode::Pinned];
@@ -255,8 +254,7 @@ fn reused() -> Outcome {
 
         let buffer = card.export(one.handle)?;
         let peer = Peer::open()?;
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
         let mut data = vec![0xa5; SIZE as usize];
         for (page, bytes) in data.chunks_mut(PAGE).enumerate() {
             peer.read((page * PAGE) as u64, bytes)?;
@@ -346,8 +344,7 @@ fn unbound() -> Outcome {
         let card = Card::open(split.gpu())?;
         let buffer = card.export(card.create(SIZE)?)?;
         let peer = Peer::open()?;
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
         reaches_vram(&peer, &bar, round)?;
         let invalidated = peer.status()?.invalidations;
 
@@ -383,8 +380,7 @@ fn card_unbound() -> Outcome {
     let card = Card::open(split.gpu())?;
     let buffer = card.export(card.create(SIZE)?)?;
     let peer = Peer::open()?;
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
     reaches_vram(&peer, &bar, 0)?;
     let invalidated = peer.status()?.invalidations;
 
@@ -404,8 +400,7 @@ fn card_unbound() -> Outcome {
     let handle = again.create(SIZE)?;
     let other = again.export(handle)?;
     peer.detach()?;
-    peer.attach(&other, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&other, Mode::Dynamic)?;
     reaches_vram(&peer, &bar, 1)?;
     drop((peer, other, buffer, card));
     again.close(handle)?;

@@ -13,16 +13,15 @@ use vvram_tests::edu::{Edu, Error};
 use vvram_tests::fixture::{
     cpu_reads, patterns, peer_reads, peer_writes, share, works, Expect, Fixture,
 };
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::uapi::{
     self, DMA_BUF_SYNC_END as END, DMA_BUF_SYNC_READ as READ, DMA_BUF_SYNC_WRITE as WRITE,
 };
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 /// How many pages the buffers have.
 const PAGES: usize = 4;
@@ -50,8 +49,7 @@ impl Setup {
         buffer.sync(READ | WRITE)?;
         map.fill(a);
         buffer.sync(READ | WRITE | END)?;
-        peer.attach(&buffer, Mode::Static)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Static)?;
         Ok(Self {
             peer,
             buffer,
@@ -266,8 +264,7 @@ fn posted() -> Outcome {
     }
     let fixture = Fixture::open()?;
     let shared = share(&fixture.drm, PAGES)?;
-    fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
-    fixture.peer.map()?;
+    fixture.peer.attach_and_map(&shared.buffer, Mode::Dynamic)?;
     fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
     flushed(&edu, &fixture.peer, &shared.map, &shared.buffer)?;
     fixture.check_only(&shared.object, Mode::Dynamic, false, true)
@@ -316,9 +313,10 @@ fn parallel() -> Outcome {
         all[0].peer.finish_read(&mut data[..PAGE]),
         libc::ETIMEDOUT,
     )?;
-    if edu.reports() > 0 {
-        fail!("the device has accessed memory that is not mapped");
-    }
+    check!(
+        edu.reports() == 0,
+        "the device has accessed memory that is not mapped"
+    );
     Ok(())
 }
 

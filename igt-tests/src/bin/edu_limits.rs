@@ -11,17 +11,16 @@ use vvram_tests::fixture::{
     Expect, Fixture,
 };
 use vvram_tests::iommu::Way;
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{check_table, Mode, Peer};
 use vvram_tests::uapi::{
     self, EduPeerSegment, DMA_BUF_SYNC_END as END, DMA_BUF_SYNC_WRITE as WRITE,
 };
 use vvram_tests::{
-    bar_export, check, check_eq, expect_errno, fragment, igt_main, Outcome, Stop, SysError,
+    bar_export, check, check_eq, expect_errno, fail, fragment, igt_main, Outcome, Stop, SysError,
 };
 
-const PAGE64: u64 = PAGE as u64;
 const SEGMENT: &str = "dma_max_seg_size";
 const MASK: &str = "dma_mask_bits";
 /// The size of a buffer, which is no multiple of all limits.
@@ -58,12 +57,10 @@ fn short(table: &[EduPeerSegment], limit: u32, ranges: &[u64]) -> Outcome {
     let most = u64::from(limit) / PAGE64 * PAGE64;
     let size = ranges.iter().sum();
     if let Err(text) = check_table(table, size) {
-        return Err(Stop::fail(text));
+        fail!("{}", text);
     }
     if let Some(long) = table.iter().find(|segment| segment.length > most) {
-        return Err(Stop::fail(format_args!(
-            "{long:x?} is longer than {most:#x}: {table:x?}"
-        )));
+        fail!("{long:x?} is longer than {most:#x}: {table:x?}");
     }
     let want: u64 = ranges.iter().map(|len| len.div_ceil(most)).sum();
     check_eq!(table.len() as u64, want, "segments of {most:#x} at most");
@@ -94,8 +91,7 @@ fn segments_vram() -> Outcome {
         let _limited = Limited::new(&fixture.edu, SEGMENT, limit)?;
         let mode = [Mode::Dynamic, Mode::Pinned, Mode::Revocable][index % 3];
         let peer = &fixture.peer;
-        peer.attach(&buffer, mode)?;
-        peer.pin_and_map(mode)?;
+        peer.attach_and_map(&buffer, mode)?;
         fixture.check_only(object, mode, mode.needs_pin(), true)?;
         let table = peer.table()?;
         let way_now = Way::of(&fixture.edu)?;
@@ -121,8 +117,7 @@ fn segments_system() -> Outcome {
         let object = fixture.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
         let (map, buffer) = (object.map()?, object.export()?);
         let peer = &fixture.peer;
-        peer.attach(&buffer, Mode::Static)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Static)?;
         let table = peer.table()?;
         check_table(&table, SIZE).map_err(Stop::fail)?;
         let most = u64::from(limit) / PAGE64 * PAGE64;
@@ -146,8 +141,7 @@ fn segments_moved() -> Outcome {
     let (map, buffer) = (object.map()?, object.export()?);
     let (peer, other) = (&fixture.peer, fixture.peer.reopen()?);
     for _ in 0..2 {
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
         placed(&object, uapi::PLACEMENT_VRAM)?;
         let (table, layout) = fixture.check_table(peer, &map)?;
         let ranges: Vec<_> = match Way::of(&fixture.edu)? {
@@ -158,8 +152,7 @@ fn segments_moved() -> Outcome {
         moves_bytes(peer, &map)?;
         let before = peer.status()?.invalidations;
         // An importer that has no peer-to-peer memory moves the object under the first one.
-        other.attach(&buffer, Mode::NoP2p)?;
-        other.map()?;
+        other.attach_and_map(&buffer, Mode::NoP2p)?;
         placed(&object, uapi::PLACEMENT_SYSTEM)?;
         let told = peer.status()?.invalidations;
         check!(told > before, "{told} invalidations, {before} before");
@@ -201,8 +194,7 @@ fn mask_system() -> Outcome {
         let (a, b) = patterns();
         let (peer, last) = (&fixture.peer, map.pages() - 1);
         map.fill(a);
-        peer.attach(&buffer, Mode::Static)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Static)?;
         within(&peer.table()?, bits)?;
         peer_reads(peer, a, &[last])?;
         buffer.sync(WRITE)?;

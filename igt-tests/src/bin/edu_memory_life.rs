@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use vvram_tests::fixture::{cpu_reads, patterns, Expect};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::memory::{
     bytes, complete, during, ended, on_device, reached, reads, writes, Setup, PAGES,
 };
@@ -17,9 +17,8 @@ use vvram_tests::peer::Peer;
 use vvram_tests::proc::{sleep_forever, Child, Steps};
 use vvram_tests::uapi::{self, EduPeerTransfer, EDU_PEER_MEMORY_KIND_SYSTEM as SYSTEM};
 use vvram_tests::userfault::Missing;
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, fail, igt_main, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 /// Much longer than a step of a test takes.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -67,9 +66,7 @@ fn exited() -> Outcome {
     written.done()?;
     seen.wait("the process that has the memory", LIMIT)?;
     // The bytes are in the memory of the child, and not in that of this process.
-    if let Err(mismatch) = map.verify_value(0) {
-        fail!("the memory of this process: {mismatch}");
-    }
+    check_ok!(map.verify_value(0), "the memory of this process");
     child.kill()?;
     gone(&peer)?;
     peer.register(&map)?;
@@ -166,9 +163,7 @@ fn waited_for() -> Outcome {
     )?;
     complete(moved, 1)?;
     map.refill(0)?;
-    if let Err(mismatch) = map.verify_pages(a, 1, 3) {
-        fail!("the other pages: {mismatch}");
-    }
+    check_ok!(map.verify_pages(a, 1, 3), "the other pages");
     let moved = during(
         || peer.memory_try_write(PAGE64, &data[PAGE..]),
         |mover| {

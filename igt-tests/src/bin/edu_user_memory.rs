@@ -4,7 +4,7 @@
 
 use vvram_tests::fixture::{cpu_reads, Expect};
 use vvram_tests::heap;
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::memory::{
     bytes, complete, ended, kind_of, on_device, reached, reads, writes, Moved, Setup, PAGES,
 };
@@ -13,9 +13,8 @@ use vvram_tests::uapi::{
     self, EduPeerMemoryMeasure, EduPeerMemoryQuery, EduPeerTransfer,
     EDU_PEER_MEMORY_KIND_SYSTEM as SYSTEM,
 };
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, Outcome};
 
-const PAGE64: u64 = PAGE as u64;
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 /// System memory, private and shared, populated and not.
@@ -64,9 +63,7 @@ fn unaligned() -> Outcome {
     result?;
     check_eq!(moved, LEN as u64, "bytes read");
     check_eq!(data[LEN], 0xa5, "the byte behind those read");
-    if let Err(mismatch) = a.verify(&data[..LEN], AT as u64) {
-        fail!("the peer read: {mismatch}");
-    }
+    check_ok!(a.verify(&data[..LEN], AT as u64), "the peer read");
     b.fill(&mut data, AT as u64);
     let (moved, result) = peer.memory_try_write(AT as u64, &data[..LEN]);
     result?;
@@ -179,9 +176,7 @@ fn unmapped() -> Outcome {
         1,
         libc::EFAULT,
     )?;
-    if let Err(mismatch) = a.verify(&data[..PAGE], 0) {
-        fail!("the page before: {mismatch}");
-    }
+    check_ok!(a.verify(&data[..PAGE], 0), "the page before");
     ended(
         "a write to what is unmapped",
         peer.memory_try_write(PAGE64, &data),
@@ -332,8 +327,7 @@ fn registered() -> Outcome {
     drop(other);
 
     let heap = heap::allocate(PAGE64)?;
-    peer.attach(&heap, Mode::Static)?;
-    peer.map()?;
+    peer.attach_and_map(&heap, Mode::Static)?;
     peer.write(0, &bytes(b, 1, 1))?;
     reached(&peer, 1, SYSTEM)?;
     peer.unregister()?;

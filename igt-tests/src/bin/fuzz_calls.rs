@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use vvram_tests::fuzz::phase::{self, Phase, PHASES};
 use vvram_tests::fuzz::world::World;
 use vvram_tests::igt::{self, say, Subtest};
-use vvram_tests::{Outcome, Stop};
+use vvram_tests::{fail, Outcome, Stop};
 
 static WORLD: OnceLock<&World> = OnceLock::new();
 
@@ -33,9 +33,7 @@ fn faults() -> Outcome {
 
 fn repeat(arguments: &[String]) -> Outcome {
     let [command, phase, file, text @ ..] = arguments else {
-        return Err(Stop::fail(
-            "usage: fuzz_calls --replay|--shorten PHASE FILE [TEXT]",
-        ));
+        fail!("usage: fuzz_calls --replay|--shorten PHASE FILE [TEXT]");
     };
     let text = text.first().map_or("", String::as_str);
     let named = PHASES.into_iter().find(|known| known.name == phase);

@@ -14,7 +14,7 @@ use vvram_tests::debugfs::{open_for, DebugFs};
 use vvram_tests::disk::run;
 use vvram_tests::drm::{ioctl, prime_export, DmaBuf, Drm};
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, placed, Fixture};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::memory;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
@@ -25,7 +25,6 @@ use vvram_tests::uapi;
 use vvram_tests::user::{self, become_nobody};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The flags of a file descriptor.

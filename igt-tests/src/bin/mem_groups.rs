@@ -19,7 +19,9 @@ use vvram_tests::proc::{Child, Exit, Steps};
 use vvram_tests::svm::{check_places, filled, HUGE};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO};
 use vvram_tests::user::{self, become_nobody};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
+use vvram_tests::{
+    check, check_eq, check_ok, expect_errno, fail, igt_main, Outcome, Stop, SysError,
+};
 
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(30);
@@ -38,8 +40,7 @@ fn get_everything(peers: &[Peer; 2], there: &Steps, go: &Steps, hog: usize) -> O
     for map in &maps {
         map.fill(a);
     }
-    peers[0].attach(&objects[1].export()?, Mode::Pinned)?;
-    peers[0].pin_and_map(Mode::Pinned)?;
+    peers[0].attach_and_map(&objects[1].export()?, Mode::Pinned)?;
     let in_vram = filled(HUGE, a)?;
     drm.svm_migrate(&in_vram, 0..HUGE)?;
     check_places(&in_vram, |_| true)?;
@@ -220,9 +221,7 @@ fn asleep(is_lossy: bool) -> Outcome {
         for (object, pattern) in [(&first, a), (&second, b)] {
             is_at(object, uapi::PLACEMENT_SYSTEM, pattern)?;
         }
-        if let Err(mismatch) = only.map()?.verify(b) {
-            fail!("the object that stays: {mismatch}");
-        }
+        check_ok!(only.map()?.verify(b), "the object that stays");
         placed(&only, uapi::PLACEMENT_VRAM)?;
         expect_errno("more VRAM", drm.create(1), libc::ENOSPC)?;
         auto.sleeps("at the end")?;
@@ -270,9 +269,7 @@ fn system_sleeps() -> Outcome {
         }
         power::system_sleep()?;
         check_eq!(group.current(), Some(MIB), "VRAM of the group");
-        if let Err(mismatch) = only.map()?.verify(b) {
-            fail!("the object that stays: {mismatch}");
-        }
+        check_ok!(only.map()?.verify(b), "the object that stays");
         placed(&only, uapi::PLACEMENT_VRAM)?;
         expect_errno("more VRAM", drm.create(1), libc::ENOSPC)
     })?;

@@ -9,49 +9,14 @@ use std::path::Path;
 
 use vvram_tests::fixture::patterns;
 use vvram_tests::map::{Map, PAGE};
-use vvram_tests::misc;
-use vvram_tests::pattern::Pattern;
-use vvram_tests::rdma::{Buffer, ON_DEMAND};
+use vvram_tests::rdma::Setup;
 use vvram_tests::svm::{holds, places, Place};
 use vvram_tests::swap::with_swap;
-use vvram_tests::verbs::{Nic, Pair, Region};
-use vvram_tests::{check_eq, fail, igt_main, Outcome, Stop, SysError};
+use vvram_tests::verbs::Nic;
+use vvram_tests::{check_eq, check_ok, igt_main, Outcome, SysError};
 
 const PAGES: usize = 8;
 const SIZE: u32 = (PAGES * PAGE) as u32;
-
-/// A region, and memory to transfer from and to.
-struct Setup<'a> {
-    pair: Pair<'a>,
-    host: Buffer<'a>,
-    region: Region<'a>,
-}
-
-impl<'a> Setup<'a> {
-    fn new(nic: &'a Nic, map: &Map) -> Result<Self, Stop> {
-        Ok(Self {
-            pair: Pair::new(nic)?,
-            host: Buffer::host(nic, "host", u64::from(SIZE))?,
-            region: nic.register_memory(map, nic.all_access() | ON_DEMAND)?,
-        })
-    }
-
-    /// Makes the NIC write a pattern to all of the region.
-    fn write(&self, pattern: Pattern) -> Outcome {
-        self.host.fill(pattern)?;
-        self.pair
-            .write((self.host.region(), 0), (&self.region, 0), SIZE)?;
-        Ok(())
-    }
-
-    /// Makes the NIC read all of the region, and compares the bytes.
-    fn read(&self, pattern: Pattern) -> Outcome {
-        self.host.fill(Pattern::new(misc::nonce()))?;
-        self.pair
-            .read((&self.region, 0), (self.host.region(), 0), SIZE)?;
-        holds("the NIC", self.host.map(), pattern, 0..PAGES)
-    }
-}
 
 /// The NIC brings pages back that are swapped out.
 fn swapped() -> Outcome {
@@ -60,7 +25,7 @@ fn swapped() -> Outcome {
         let nic = Nic::open(None)?;
         let map = Map::private(PAGES * PAGE)?;
         map.fill(a);
-        let setup = Setup::new(&nic, &map)?;
+        let setup = Setup::on_demand(&nic, &map)?;
         swap.out(&map)?;
         setup.read(a)?;
         check_eq!(places(&map)?, [Place::Ram; PAGES], "where the pages are");
@@ -80,7 +45,7 @@ fn dirty() -> Outcome {
         let nic = Nic::open(None)?;
         let map = Map::private(PAGES * PAGE)?;
         map.fill(a);
-        let setup = Setup::new(&nic, &map)?;
+        let setup = Setup::on_demand(&nic, &map)?;
         swap.out(&map)?;
         holds("the CPU", &map, a, 0..PAGES)?;
         setup.write(b)?;
@@ -106,13 +71,11 @@ fn file() -> Outcome {
     let map = Map::new(file.as_raw_fd(), 0, SIZE as usize)?;
     map.fill_pages(a, 0, 1);
     let nic = Nic::open(None)?;
-    let setup = Setup::new(&nic, &map)?;
+    let setup = Setup::on_demand(&nic, &map)?;
     setup.write(b)?;
     let mut data = vec![0; SIZE as usize];
     file.read_exact_at(&mut data, 0).map_err(fail)?;
-    if let Err(mismatch) = b.verify(&data, 0) {
-        fail!("the file: {mismatch}");
-    }
+    check_ok!(b.verify(&data, 0), "the file");
     a.fill(&mut data, 0);
     file.write_all_at(&data, 0).map_err(fail)?;
     setup.read(a)

@@ -15,7 +15,7 @@ use vvram_tests::cgroup::MemoryGroup;
 use vvram_tests::disk::{Direct, Disk, Ext4, Part, Way};
 use vvram_tests::drm::Drm;
 use vvram_tests::fixture::{cpu_reads, patterns, works, Expect};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::memory::{bytes, complete, ended, kind_of, reached, reads, writes, Setup, PAGES};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
@@ -24,9 +24,8 @@ use vvram_tests::proc::{Child, Exit, KernelLog, Steps};
 use vvram_tests::svm::{check_places, filled, holds, places, Place};
 use vvram_tests::swap::{with_swap, Swap};
 use vvram_tests::uapi::EDU_PEER_MEMORY_KIND_SYSTEM as SYSTEM;
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, SysError};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, fail, igt_main, Outcome, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 const LEN: usize = PAGES * PAGE;
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -48,9 +47,7 @@ fn file_has(file: &File, pattern: Pattern, pages: &[usize]) -> Outcome {
         let (mut data, at) = (vec![0; PAGE], (page * PAGE) as u64);
         file.read_exact_at(&mut data, at)
             .map_err(|error| SysError::io("pread(file)", &error))?;
-        if let Err(mismatch) = pattern.verify(&data, at) {
-            fail!("page {page} of the file: {mismatch}");
-        }
+        check_ok!(pattern.verify(&data, at), "page {page} of the file");
     }
     Ok(())
 }
@@ -132,9 +129,7 @@ fn disk_has(path: &Path, pattern: Pattern, pages: &[usize]) -> Outcome {
     let copy = Map::private(LEN)?;
     direct.transfer(Way::Read, Part::all(&copy), 0)?;
     for page in pages {
-        if let Err(mismatch) = copy.verify_pages(pattern, *page, 1) {
-            fail!("on the disk: {mismatch}");
-        }
+        check_ok!(copy.verify_pages(pattern, *page, 1), "on the disk");
     }
     Ok(())
 }

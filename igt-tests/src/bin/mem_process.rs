@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use vvram_tests::drm::{Drm, EITHER};
 use vvram_tests::fixture::{cpu_reads, patterns};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::memory::{bytes, complete, during, reached, reads, writes, Setup, PAGES};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
@@ -18,7 +18,6 @@ use vvram_tests::svm::{check_places, filled, holds, places, Place, HUGE};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO, EDU_PEER_MEMORY_KIND_SYSTEM as SYSTEM};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 const WORDS: usize = PAGE / 8;
 const LIMIT: Duration = Duration::from_secs(40);
 

@@ -14,7 +14,7 @@ use vvram_tests::compute::{Bench, Op, HUGE, RESULTS};
 use vvram_tests::drm::EITHER;
 use vvram_tests::figures::{self, Figures};
 use vvram_tests::fixture::{patterns, placed};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::mgpu::{holds, Error, Mgpu, COMPUTE, COPY, DRIVER};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::spent::Asked;
@@ -22,7 +22,6 @@ use vvram_tests::syncfile::SyncFile;
 use vvram_tests::trace::{Moment, Running};
 use vvram_tests::{check, check_eq, uapi, Outcome, Stop, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 const MIB: u64 = 1 << 20;
 const SIZES: [(&str, u64); 3] = [("4k", PAGE64), ("2m", 2 * MIB), ("256m", 256 * MIB)];
 /// The doorbell was rung.

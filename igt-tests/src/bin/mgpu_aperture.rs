@@ -9,7 +9,7 @@ use vvram_tests::compute::{ballast, LEFT};
 use vvram_tests::debugfs::difference;
 use vvram_tests::drm::{path_name, reason_name, Drm, Gem, EITHER};
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, placed, Expect};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::mgpu::{holds, take_all, Mgpu, PARAM_APERTURE_FREE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
@@ -19,7 +19,6 @@ use vvram_tests::proc::Child;
 use vvram_tests::slab::repeat;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const MODES: [Mode; 3] = [Mode::Dynamic, Mode::Revocable, Mode::Pinned];
 const LIMIT: Duration = Duration::from_secs(40);
 
@@ -35,8 +34,7 @@ fn peer() -> Outcome {
         map.fill(a);
         let buffer = object.export()?;
         let peer = Peer::open()?;
-        peer.attach(&buffer, mode)?;
-        peer.pin_and_map(mode)?;
+        peer.attach_and_map(&buffer, mode)?;
         let list = object.attachments()?;
         check_eq!(list.len(), 1, "importers");
         check!(
@@ -244,8 +242,7 @@ fn too_large(gpu: &Mgpu, size: u64) -> Outcome {
     placed(&object, uapi::PLACEMENT_VRAM)?;
     let buffer = object.export()?;
     let peer = Peer::open()?;
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
     let list = object.attachments()?;
     check!(
         list.len() == 1
@@ -491,8 +488,7 @@ fn repeated() -> Outcome {
     let mut round = 0;
     repeat(rounds, leak, || {
         round += 1;
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
         if round % 100 == 0 {
             peer_reads(&peer, a, &[0, 2])?;
         }

@@ -4,13 +4,13 @@
 
 use vvram_tests::drm::EITHER;
 use vvram_tests::fixture::{patterns, placed};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{PAGE, PAGE64};
 use vvram_tests::mgpu::{fragment, holds, take_all, Mgpu, PARAM_DMA_MAPPED, PARAM_RESETS};
 use vvram_tests::misc;
+use vvram_tests::rdma::Model;
 use vvram_tests::uapi::{VvramGemCopy, VvramGemCreate};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, SysError};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, uapi, Outcome, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 const VRAM: u32 = uapi::CREATE_VRAM;
 const SYSTEM: u32 = uapi::CREATE_SYSTEM;
 const MIB: u64 = 1 << 20;
@@ -28,9 +28,7 @@ fn zero() -> Outcome {
             .collect::<Result<_, _>>()?;
         for (index, object) in objects.iter().enumerate() {
             let map = object.map()?;
-            if let Err(mismatch) = map.verify_value(0) {
-                fail!("object {index} in round {round}: {mismatch}");
-            }
+            check_ok!(map.verify_value(0), "object {index} in round {round}");
             map.fill(a.derive(index as u64));
             placed(object, uapi::PLACEMENT_VRAM)?;
         }
@@ -67,21 +65,12 @@ fn copies() -> Outcome {
                 gpu.drm
                     .copy((&from, 8 * at), (&to, 8 * goes_to), 8 * words)?
                     .finish()?;
-                for index in 0..size / 8 {
-                    let want = if (goes_to..goes_to + words).contains(&index) {
-                        x.word(index - goes_to + at)
-                    } else {
-                        y.word(index)
-                    };
-                    check_eq!(
-                        dst.read(index as usize),
-                        want,
-                        "word {index}, {from_place} to {to_place}, {words} from {at} to {goes_to}"
-                    );
-                }
-                if let Err(mismatch) = src.verify(x) {
-                    fail!("the source: {mismatch}");
-                }
+                let moved = Model::new(y).with_copy(x, 8 * at, 8 * goes_to, 8 * words);
+                check_ok!(
+                    moved.verify(&dst),
+                    "{from_place} to {to_place}, {words} words from {at} to {goes_to}"
+                );
+                check_ok!(src.verify(x), "the source");
             }
             for (object, place) in [(&from, from_place), (&to, to_place)] {
                 let want = if place == SYSTEM {
@@ -148,19 +137,8 @@ fn long() -> Outcome {
         .copy((&to, 8), (&from, PAGE64 + 16), size - 2 * PAGE64)?
         .finish()?;
     let map = from.map()?;
-    for index in 0..size / 8 {
-        let words = (PAGE64 + 16) / 8..(size - PAGE64 + 16) / 8;
-        let want = if words.contains(&index) {
-            y.word(index - words.start + 1)
-        } else {
-            x.word(index)
-        };
-        check_eq!(
-            map.read(index as usize),
-            want,
-            "word {index} of VRAM in pieces"
-        );
-    }
+    let moved = Model::new(x).with_copy(y, 8, PAGE64 + 16, size - 2 * PAGE64);
+    check_ok!(moved.verify(&map), "VRAM in pieces");
     drop((map, from, to, kept));
 
     // More than 32 MiB, between objects in system memory, which the CPU maps without a window.
@@ -210,12 +188,11 @@ fn evicted() -> Outcome {
     for (index, object) in (0..).zip(&objects) {
         let size = object.size();
         gpu.drm.copy((object, 0), (&copy, 0), size)?.finish()?;
-        if let Err(mismatch) = copy
-            .map()?
-            .verify_pages(x.derive(index), 0, size as usize / PAGE)
-        {
-            fail!("copied from system memory: {mismatch}");
-        }
+        check_ok!(
+            copy.map()?
+                .verify_pages(x.derive(index), 0, size as usize / PAGE),
+            "copied from system memory"
+        );
     }
     drop(objects);
     let unmapped = misc::poll(std::time::Duration::from_secs(10), || {

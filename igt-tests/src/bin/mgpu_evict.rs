@@ -13,7 +13,7 @@ use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{path_name, reason_name, DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed, Expect};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::mgpu::{
     holds, take_all, Error, Mgpu, COMPUTE, COPY, PARAM_APERTURE_FREE, PARAM_DMA_MAPPED,
     PARAM_LOSSES, PARAM_RESETS,
@@ -27,9 +27,8 @@ use vvram_tests::queue::copy_after;
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::uapi::{DMA_BUF_SYNC_READ, DMA_BUF_SYNC_WRITE};
-use vvram_tests::{check, check_eq, fail, igt_main, skip, uapi, Outcome, Stop, SysError};
+use vvram_tests::{check, check_eq, check_ok, fail, igt_main, skip, uapi, Outcome, Stop, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 const KIB: u64 = 1 << 10;
 const SIZE: u64 = 16 * PAGE64;
 const WORDS: u64 = SIZE / 8;
@@ -158,9 +157,7 @@ fn handed_on() -> Outcome {
         job.finish()?;
         gpu.inject_into(COPY, Error::Slow, 0)?;
         check_eq!(job.status()?, 1, "status of the job");
-        if let Err(mismatch) = before.map()?.verify(x) {
-            fail!("what has left, in round {round}: {mismatch}");
-        }
+        check_ok!(before.map()?.verify(x), "what has left, in round {round}");
         check_eq!(
             bench.sum(HUGE, size)?,
             u64::from(7 + round) * size / 4,
@@ -265,9 +262,7 @@ fn early_write() -> Outcome {
         }
     };
     check_eq!(bench.results.read(0), want, "the sum of what has come");
-    if let Err(mismatch) = before.map()?.verify(x) {
-        fail!("what has left: {mismatch}");
-    }
+    check_ok!(before.map()?.verify(x), "what has left");
     gpu.clean()
 }
 
@@ -694,9 +689,7 @@ fn all_done(jobs: &[SyncFile]) -> Outcome {
 /// Checks that all of a mapping is filled with a word.
 fn filled(map: &Map, word: u32) -> Outcome {
     let both = u64::from(word) << 32 | u64::from(word);
-    if let Err(mismatch) = map.verify_value(both) {
-        fail!("what was filled: {mismatch}");
-    }
+    check_ok!(map.verify_value(both), "what was filled");
     Ok(())
 }
 
@@ -854,8 +847,7 @@ fn stays() -> Outcome {
     let buffer = object.export()?;
     // This importer is no peer.
     let peer = Peer::open()?;
-    peer.attach(&buffer, Mode::Static)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Static)?;
     peer.unmap()?;
     peer.detach()?;
     placed(&object, uapi::PLACEMENT_SYSTEM)?;
@@ -911,9 +903,10 @@ fn storm() -> Outcome {
                 );
                 let object = &objects[random.below(count) as usize];
                 let both = u64::from(word) << 32 | u64::from(word);
-                if let Err(mismatch) = object.map()?.verify_value(both) {
-                    fail!("process {number} in round {round}: {mismatch}");
-                }
+                check_ok!(
+                    object.map()?.verify_value(both),
+                    "process {number} in round {round}"
+                );
             }
             Ok(())
         })?;
@@ -1133,9 +1126,7 @@ fn import_last() -> Outcome {
             }
         }
         if let Some(object) = &object {
-            if let Err(mismatch) = object.map()?.verify(x) {
-                fail!("what has left in round {round}: {mismatch}");
-            }
+            check_ok!(object.map()?.verify(x), "what has left in round {round}");
         }
         drop((results, object));
         let freed = misc::poll(LIMIT, || {

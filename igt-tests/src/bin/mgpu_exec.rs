@@ -11,7 +11,7 @@ use vvram_tests::compute::{
 use vvram_tests::drm::EITHER;
 use vvram_tests::fence::{SyncObj, Timeline};
 use vvram_tests::fixture::patterns;
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::mgpu::{take_all, Error, Impatient, Mgpu, COMPUTE, COPY, PARAM_RESETS};
 use vvram_tests::misc;
 use vvram_tests::proc::{Child, Steps};
@@ -21,7 +21,6 @@ use vvram_tests::signals::{await_sleep, interrupt, kill, restart};
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 const VRAM: u32 = uapi::CREATE_VRAM;
 const SIZE: u64 = 16 * PAGE64;
 const WORDS: u64 = SIZE / 8;

@@ -14,7 +14,7 @@ use vvram_tests::faults::{Code, Errors, Faults, Snapshot, Workers};
 use vvram_tests::fence::{wrong, Fences, Timeline};
 use vvram_tests::fixture::{patterns, peer_reads, placed};
 use vvram_tests::foreign::{self, Kind};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::mgpu::{holds, Error, Mgpu, COMPUTE, DRIVER};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
@@ -26,7 +26,6 @@ use vvram_tests::sweeps::{ACCESS, COPY, MOVES, NONE, PROBE, USUAL};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi};
 use vvram_tests::{Outcome, Stop, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
 const WORDS: u64 = SIZE / 8;
 const LIMIT: Duration = Duration::from_secs(40);
@@ -600,8 +599,7 @@ fn moves() -> Outcome {
                 space.bind(handle, 0, HUGE, SIZE)?;
                 space.has(HUGE, x, 0, WORDS)?;
                 let peer = first.reopen()?;
-                peer.attach(&buffer, Mode::Dynamic)?;
-                peer.map()?;
+                peer.attach_and_map(&buffer, Mode::Dynamic)?;
                 debugfs.write("move", &format!("{id} {other}"))?;
                 Ok((format!("{id} {place}"), debugfs, peer, buffer, space))
             },
@@ -675,8 +673,7 @@ fn unbind() -> Outcome {
             let handle = space.object(Memory::Shared(EITHER), x)?;
             let buffer = space.gpu.drm.export(handle, libc::O_RDWR as u32)?;
             let peer = first.reopen()?;
-            peer.attach(&buffer, Mode::Dynamic)?;
-            peer.map()?;
+            peer.attach_and_map(&buffer, Mode::Dynamic)?;
             let probe = Probe::new(&space.gpu.pci, DRIVER);
             Ok((space, peer, buffer, probe))
         },

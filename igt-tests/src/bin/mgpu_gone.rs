@@ -484,8 +484,7 @@ impl Victim {
                 Self::Windows => {
                     let object = gpu.drm.create(SIZE)?;
                     object.map()?.write(0, round);
-                    peer.attach(&object.export()?, Mode::Dynamic)?;
-                    peer.map()?;
+                    peer.attach_and_map(&object.export()?, Mode::Dynamic)?;
                     peer.detach()?;
                 }
                 Self::Spaces => {

@@ -8,7 +8,7 @@ use vvram_tests::compute::{
 };
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fence::SyncObj;
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE64};
 use vvram_tests::mgpu::{Mgpu, PARAM_DMA_MAPPED};
 use vvram_tests::misc;
 use vvram_tests::pairs::{self, balanced, race, Errors, CALLERS};
@@ -17,7 +17,6 @@ use vvram_tests::syncfile::SyncFile;
 use vvram_tests::uapi::{self, CREATE_SYSTEM, CREATE_VRAM};
 use vvram_tests::{check_eq, igt_main, Outcome, Stop, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 /// An unknown VM.
 const UNKNOWN: Errors = Errors {
     call: libc::ENOENT,

@@ -8,15 +8,15 @@ use vvram_tests::compute::{ballast, sum, Bench, Op, HUGE, LEFT, RESULTS};
 use vvram_tests::drm::EITHER;
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::mgpu::{holds, reached, take_all, Error, Mgpu, COMPUTE};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::queue::beside_jobs;
+use vvram_tests::rdma::Model;
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::uapi::DMA_BUF_SYNC_READ;
-use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};
+use vvram_tests::{check, check_eq, check_ok, igt_main, uapi, Outcome};
 
-const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
 const LIMIT: Duration = Duration::from_secs(40);
 
@@ -45,19 +45,8 @@ fn both_ways() -> Outcome {
             .copy((&ours, 8), (&imports[0], PAGE64 + 16), PAGE64)?
             .finish()?;
         let map = theirs[0].map()?;
-        for index in 0..SIZE / 8 {
-            let words = (PAGE64 + 16) / 8..(2 * PAGE64 + 16) / 8;
-            let want = if words.contains(&index) {
-                y.word(index - words.start + 1)
-            } else {
-                x.word(index)
-            };
-            check_eq!(
-                map.read(index as usize),
-                want,
-                "word {index} that was written"
-            );
-        }
+        let moved = Model::new(x).with_copy(y, 8, PAGE64 + 16, PAGE64);
+        check_ok!(moved.verify(&map), "what was written");
         map.fill(x);
         b.drm
             .copy((&imports[0], 0), (&imports[1], 0), SIZE)?
@@ -157,14 +146,10 @@ fn storm() -> Outcome {
         map.fill(pattern);
         own.fill(y);
         b.drm.copy((&import, 0), (&ours, 0), SIZE)?.finish()?;
-        if let Err(mismatch) = own.verify(pattern) {
-            fail!("read in round {round}: {mismatch}");
-        }
+        check_ok!(own.verify(pattern), "read in round {round}");
         own.fill(y.derive(round));
         b.drm.copy((&ours, 0), (&import, 0), SIZE)?.finish()?;
-        if let Err(mismatch) = map.verify(y.derive(round)) {
-            fail!("written in round {round}: {mismatch}");
-        }
+        check_ok!(map.verify(y.derive(round)), "written in round {round}");
     }
     storm.end()?;
     check!(

@@ -11,7 +11,7 @@ use vvram_tests::drm::EITHER;
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{cpu_reads, patterns, placed};
 use vvram_tests::foreign::{self, Kind};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::mgpu::{self, holds, set_bound, Error, Impatient, Mgpu};
 use vvram_tests::misc;
 use vvram_tests::proc::Child;
@@ -22,7 +22,6 @@ use vvram_tests::trace::Jobs;
 use vvram_tests::uapi::{self, COPIES_MAX, DMA_BUF_SYNC_WRITE};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 /// How many jobs are in the ring at a time.
 const CREDITS: usize = 8;

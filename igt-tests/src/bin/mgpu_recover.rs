@@ -8,16 +8,15 @@ use vvram_tests::compute::{ballast, Bench, Op, HUGE, PARAM_COMPUTE_RESETS, RESUL
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::failure::Events;
 use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::mgpu::{
     holds, Error, Impatient, Mgpu, COMPUTE, PARAM_APERTURE_FREE, PARAM_LOSSES, PARAM_RESETS,
 };
 use vvram_tests::pattern::Pattern;
 use vvram_tests::proc::KernelLog;
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop, SysError};
+use vvram_tests::{check, check_eq, check_ok, igt_main, uapi, Outcome, Stop, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
 
 /// A copy of a client fails with an error; the copies behind it are done, and the destination of
@@ -85,9 +84,7 @@ fn reads(gpu: &Mgpu, object: &Gem<'_>, want: Option<Pattern>) -> Outcome {
         Some(pattern) => map.verify(pattern),
         None => map.verify_value(0),
     };
-    if let Err(mismatch) = found {
-        fail!("what was moved: {mismatch}");
-    }
+    check_ok!(found, "what was moved");
     Ok(())
 }
 

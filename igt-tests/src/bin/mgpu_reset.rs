@@ -12,7 +12,7 @@ use vvram_tests::compute::{
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::failure::{is_taken_away, no_dump, says, take_dump, Events};
 use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed, Expect};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::mgpu::{
     holds, take_all, Error, Impatient, Mgpu, COMPUTE, PARAM_LOSSES, PARAM_QUARANTINED, PARAM_RESETS,
 };
@@ -25,9 +25,8 @@ use vvram_tests::proc::{Child, KernelLog};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
 const LIMIT: Duration = Duration::from_secs(40);
 /// How many jobs the hardware has at a time.
@@ -174,9 +173,7 @@ fn stuck() -> Outcome {
     );
     check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
     // Through the windows from before the reset.
-    if let Err(mismatch) = map.verify(x) {
-        return Err(Stop::fail(format_args!("in the window: {mismatch}")));
-    }
+    check_ok!(map.verify(x), "in the window");
     holds(&to, x, "what was copied")?;
     copies(&gpu)?;
     gpu.clean()
@@ -234,9 +231,7 @@ fn whole() -> Outcome {
     check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
     check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 2, "resets");
     check_eq!(gpu.drm.getparam(PARAM_QUARANTINED)?, 0, "in quarantine");
-    if let Err(mismatch) = map.verify(x) {
-        return Err(Stop::fail(format_args!("in the window: {mismatch}")));
-    }
+    check_ok!(map.verify(x), "in the window");
     // All memory that is allocated now is cleared.
     drop(take_all(&gpu)?);
     copies(&gpu)?;
@@ -285,9 +280,7 @@ fn function() -> Outcome {
     check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
     check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
     // The windows are where they were.
-    if let Err(mismatch) = map.verify(y) {
-        return Err(Stop::fail(format_args!("in the window: {mismatch}")));
-    }
+    check_ok!(map.verify(y), "in the window");
     check_eq!(peer.status()?.invalidations, 0, "invalidations of the peer");
     peer_reads(&peer, y, &[0, 15])?;
     holds(&to, x, "what was copied")?;
@@ -445,17 +438,9 @@ fn whole_peers() -> Outcome {
         copies.push(other.drm.copy((&source, 0), (&imports[1], 0), SIZE)?);
         check_eq!(ends(&copies)?, [1; COPIES + 1], "copies of the other GPU");
         for map in &maps {
-            if let Err(mismatch) = map.verify(x) {
-                return Err(Stop::fail(format_args!(
-                    "read in batch {round}: {mismatch}"
-                )));
-            }
+            check_ok!(map.verify(x), "read in batch {round}");
         }
-        if let Err(mismatch) = windows[1].verify(y) {
-            return Err(Stop::fail(format_args!(
-                "written in batch {round}: {mismatch}"
-            )));
-        }
+        check_ok!(windows[1].verify(y), "written in batch {round}");
         Ok(())
     };
     batch(0)?;
@@ -522,8 +507,7 @@ fn stores() -> Outcome {
     }
     // The importer of an object that cannot leave VRAM keeps the window.
     let peer = Peer::open()?;
-    peer.attach(&objects[0].export()?, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&objects[0].export()?, Mode::Dynamic)?;
     let words = SIZE / 8;
     let actions = WRITES.map(|name| Action::new(name, &[], 2 * words * (ROUNDS + 1)));
     let mut storm = Storm::new(LIMIT, &actions)?;
@@ -584,9 +568,7 @@ fn stale() -> Outcome {
     );
     check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
     check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
-    if let Err(mismatch) = map.verify(x) {
-        return Err(Stop::fail(format_args!("in the window: {mismatch}")));
-    }
+    check_ok!(map.verify(x), "in the window");
 
     // This one is of a window.
     let other = gpu.drm.create_flags(SIZE, uapi::CREATE_VRAM)?;
@@ -696,9 +678,7 @@ fn moves() -> Outcome {
         .collect::<Result<_, _>>()?;
     gpu.pci.reset()?;
     for object in &new {
-        if let Err(mismatch) = object.map()?.verify_value(0) {
-            return Err(Stop::fail(format_args!("a new object: {mismatch}")));
-        }
+        check_ok!(object.map()?.verify_value(0), "a new object");
     }
     for (index, object) in (0..).zip(&old) {
         placed(object, uapi::PLACEMENT_SYSTEM)?;
@@ -932,13 +912,10 @@ fn wedged() -> Outcome {
         either.map()?.fill(y);
         placed(&either, uapi::PLACEMENT_VRAM)?;
         let map = from.map()?;
-        if let Err(mismatch) = map.verify(x) {
-            return Err(Stop::fail(format_args!("in the window: {mismatch}")));
-        }
+        check_ok!(map.verify(x), "in the window");
         let peer = Peer::open()?;
         let buffer = either.export()?;
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
         let losses = gpu.drm.getparam(PARAM_LOSSES)?;
         let events = Events::listen()?;
         let vms = gpu.drm.getparam(PARAM_VMS_FREE)?;
@@ -1015,7 +992,7 @@ fn sleep() -> Outcome {
     object.map()?.fill(x);
     match system_sleep() {
         Err(stop) if stop.text().contains("EBUSY") => (),
-        other => return Err(Stop::fail(format_args!("the system to sleep: {other:?}"))),
+        other => fail!("the system to sleep: {other:?}"),
     }
     holds(&object, x, "after that")?;
     copies(&gpu)?;

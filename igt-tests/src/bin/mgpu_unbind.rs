@@ -10,7 +10,7 @@ use vvram_tests::compute::{sum, Bench, Op, Vm, HUGE, RESULTS};
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{mapped_by_peer, patterns, placed};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::mgpu::{
     holds, reached, replug, set_bound, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER,
 };
@@ -23,9 +23,10 @@ use vvram_tests::rebind::{delete_module, module_users, Unbinding};
 use vvram_tests::reloads;
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::uapi::VvramSync;
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop, SysError};
+use vvram_tests::{
+    check, check_eq, check_ok, expect_errno, fail, igt_main, uapi, Outcome, Stop, SysError,
+};
 
-const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
 /// How many words of 64 bits an object and a page have.
 const WORDS: u64 = SIZE / 8;
@@ -226,9 +227,7 @@ fn importer() -> Outcome {
         }
         for (object, what) in [(&object, "what was copied"), (&read, "what was read")] {
             placed(object, uapi::PLACEMENT_VRAM)?;
-            if let Err(mismatch) = fetched(&a, object)?.verify(x) {
-                fail!("{what}: {mismatch}");
-            }
+            check_ok!(fetched(&a, object)?.verify(x), "{what}");
         }
         a.clean()?;
         gone.rebind()?;
@@ -433,7 +432,7 @@ fn hung() -> Outcome {
 fn removed() -> Outcome {
     let _impatient = Impatient::new()?;
     let Some(pci) = PciDevice::mgpus().pop() else {
-        return Err(Stop::fail("there is no modelled GPU"));
+        fail!("there is no modelled GPU");
     };
     let driver = pci.driver();
     {
@@ -605,7 +604,7 @@ impl Caller {
 /// removed by surprise: all of that ends, and so does each call. After it the device works.
 fn callers() -> Outcome {
     let Some(pci) = PciDevice::mgpus().pop() else {
-        return Err(Stop::fail("there is no modelled GPU"));
+        fail!("there is no modelled GPU");
     };
     let mut random = Lcg::new(misc::nonce());
     let counts = Map::anonymous(PAGE)?;

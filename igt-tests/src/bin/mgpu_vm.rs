@@ -12,14 +12,13 @@ use vvram_tests::compute::{
 };
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::mgpu::{take_all, Error, Impatient, Mgpu};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::proc::{Child, KernelLog};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, SysError};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, uapi, Outcome, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 const VRAM: u32 = uapi::CREATE_VRAM;
 const SYSTEM: u32 = uapi::CREATE_SYSTEM;
 /// Where results are mapped.
@@ -180,9 +179,7 @@ fn bind() -> Outcome {
             hole(&gpu, &vm, start, &what)?;
             hole(&gpu, &vm, start + size - 4, &what)?;
         }
-        if let Err(mismatch) = object.map()?.verify(x) {
-            fail!("object {round}: {mismatch}");
-        }
+        check_ok!(object.map()?.verify(x), "object {round}");
     }
     drop((results, vm));
     nothing_left(&gpu, vms, tables)?;

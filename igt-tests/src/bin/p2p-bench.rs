@@ -12,14 +12,13 @@ use vvram_tests::clock::{self, Costs};
 use vvram_tests::drm::{DmaBuf, Gem, EITHER};
 use vvram_tests::figures::{self, Figures};
 use vvram_tests::fixture::{cpu_reads, patterns, placed, Fixture};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{PAGE, PAGE64};
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::Unbound;
 use vvram_tests::vfio::Vfio;
-use vvram_tests::{check, check_eq, fragment, uapi, window, Outcome, Stop, SysError};
+use vvram_tests::{check, check_eq, check_ok, fragment, uapi, window, Outcome, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 const MIB: u64 = 1 << 20;
 /// Blocks of the large cases of a mapping.
 const BLOCKS: u64 = 4096;
@@ -75,9 +74,7 @@ fn moves(fixture: &Fixture, figures: &mut Figures) -> Outcome {
         }
     }
     let map = object.map()?;
-    if let Err(mismatch) = map.verify(pattern) {
-        return Err(Stop::fail(format_args!("after the moves: {mismatch}")));
-    }
+    check_ok!(map.verify(pattern), "after the moves");
     let [out, stay_out, back, stay_back] = &costs;
     figures.add("move.bytes", SIZE);
     figures.costs("move.out", out);
@@ -95,9 +92,7 @@ fn moves(fixture: &Fixture, figures: &mut Figures) -> Outcome {
         out.time(|| system.copy_from(&map));
         back.time(|| map.copy_from(&system));
     }
-    if let Err(mismatch) = system.verify(pattern) {
-        return Err(Stop::fail(format_args!("after the copies: {mismatch}")));
-    }
+    check_ok!(system.verify(pattern), "after the copies");
     figures.costs("copy.out", &out);
     figures.costs("copy.back", &back);
     Ok(())
@@ -119,8 +114,7 @@ fn cycles(fixture: &Fixture, live: usize, figures: &mut Figures) -> Outcome {
     let peer = &fixture.peer;
     let life = |object: Gem<'_>| -> Result<(), SysError> {
         let buffer = object.export()?;
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
         peer.unmap()?;
         peer.detach()?;
         drop(buffer);
@@ -145,8 +139,7 @@ fn transfers(fixture: &Fixture, figures: &mut Figures) -> Outcome {
     let (vram, system) = (in_vram.map()?, in_system.map()?);
     let (direct, bounce) = (fixture.peer.reopen()?, fixture.peer.reopen()?);
     for (peer, object) in [(&direct, &in_vram), (&bounce, &in_system)] {
-        peer.attach(&object.export()?, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&object.export()?, Mode::Dynamic)?;
     }
     fixture.check_only(&in_vram, Mode::Dynamic, false, true)?;
     placed(&in_system, uapi::PLACEMENT_SYSTEM)?;
@@ -167,9 +160,7 @@ fn transfers(fixture: &Fixture, figures: &mut Figures) -> Outcome {
             peer.read(0, &mut page)?;
             elapsed[way].add(clock::now() - begin);
             cpu[way].add(clock::cpu() - busy);
-            if let Err(mismatch) = pattern.verify(&page, 0) {
-                return Err(Stop::fail(format_args!("the peer read: {mismatch}")));
-            }
+            check_ok!(pattern.verify(&page, 0), "the peer read");
         }
     }
     cpu_reads(&vram, seed.derive(ROUNDS - 1), &[0])?;
@@ -229,8 +220,7 @@ fn whole(
     window::of(|| {
         costs.time(|| -> Result<(), SysError> {
             let buffer = export()?;
-            peer.attach(&buffer, Mode::Dynamic)?;
-            peer.map()?;
+            peer.attach_and_map(&buffer, Mode::Dynamic)?;
             peer.unmap()?;
             peer.detach()
         })

@@ -17,7 +17,7 @@ use vvram_tests::misc::json_string;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::{check, check_eq, errno_name, fail, fragment, uapi, Outcome};
+use vvram_tests::{check, check_eq, check_ok, errno_name, fail, fragment, uapi, Outcome};
 
 const USAGE: &str = "usage: p2p-demo --json FILE [--size BYTES]";
 /// The bytes of one transfer of the peer.
@@ -70,9 +70,10 @@ fn peer_reads_all(peer: &Peer, pattern: Pattern, report: &mut Report) -> Outcome
         let data = &mut data[..count];
         data.fill(0xa5);
         peer.read(offset, data)?;
-        if let Err(mismatch) = pattern.verify(data, offset) {
-            fail!("the peer did not read what the CPU wrote: {mismatch}");
-        }
+        check_ok!(
+            pattern.verify(data, offset),
+            "the peer did not read what the CPU wrote"
+        );
         offset += count as u64;
         report.bytes_read = offset;
     }
@@ -183,9 +184,10 @@ fn show(report: &mut Report) -> Outcome {
     println!("the peer read {} bytes", report.bytes_read);
     peer_writes_all(&peer, theirs, report)?;
     println!("the peer wrote {} bytes", report.bytes_written);
-    if let Err(mismatch) = map.verify(theirs) {
-        fail!("the CPU did not read what the peer wrote: {mismatch}");
-    }
+    check_ok!(
+        map.verify(theirs),
+        "the CPU did not read what the peer wrote"
+    );
     // The bytes are in VRAM where they were before, so nothing was moved.
     for page in 0..object.pages() {
         let at = ragged.layout.offset(page);

@@ -18,7 +18,7 @@ use vvram_tests::disk::{Disk, Part, Way};
 use vvram_tests::drm::{path_name, reason_name, text, DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::fabric::Fabric;
 use vvram_tests::fixture::{placed, works, Expect, Fixture};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::mgpu::Mgpu;
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
@@ -33,7 +33,6 @@ use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, 
 
 /// The path of the tool.
 const TOOL: &str = "/lab/bin/p2p";
-const PAGE64: u64 = PAGE as u64;
 /// A size that takes more than one page table of the importer.
 const LARGE: u64 = (3 << 20) + PAGE64;
 /// More importers than there are kinds of them.
@@ -668,8 +667,7 @@ fn watch() -> Outcome {
             debugfs.write("move", &format!("{id} vram"))?;
         }
         let peer = fixture.peer.reopen()?;
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.pin_and_map(Mode::Dynamic)?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
         if count.is_none() && fixture.expect != Expect::Refused {
             // A peer has it mapped in VRAM.
             debugfs.write("move", &format!("{id} system"))?;

@@ -9,7 +9,7 @@ use vvram_tests::drm::{path_name, reason_name, Drm, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed, squeeze_idle, Expect};
 use vvram_tests::heap;
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::misc;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::proc::Child;
@@ -20,7 +20,6 @@ use vvram_tests::storm::{Action, Storm};
 use vvram_tests::uapi::{self, VvramGemCopy, DMA_BUF_SYNC_WRITE};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 4 * PAGE64;
 const LIMIT: Duration = Duration::from_secs(20);
 /// The function in which the kernel waits for a fence.

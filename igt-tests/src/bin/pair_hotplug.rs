@@ -10,7 +10,7 @@ use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{
     cpu_reads, leads_to, patterns, peer_reads, peer_writes, placed, works, Expect, Fixture,
 };
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
@@ -20,9 +20,8 @@ use vvram_tests::proc::{Child, Steps};
 use vvram_tests::qmp::Monitor;
 use vvram_tests::queue::copy_after;
 use vvram_tests::uapi;
-use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 4 * PAGE64;
 
 /// A client of a GPU, which copies and verifies until it is told to stop. Counts its rounds in a
@@ -208,8 +207,7 @@ fn peers() -> Outcome {
     let fixture = Fixture::open()?;
     let (a, b) = patterns();
     let object = Shared::new(&fixture.drm, a)?;
-    fixture.peer.attach(&object.buffer, Mode::Dynamic)?;
-    fixture.peer.map()?;
+    fixture.peer.attach_and_map(&object.buffer, Mode::Dynamic)?;
     lists(&object.object, &fixture.gpu, &[&fixture.peer])?;
     fixture.peer.submit_read(0, SIZE as usize)?;
     let plug = Plug::second_gpu()?;
@@ -218,14 +216,11 @@ fn peers() -> Outcome {
     // The transfer was not disturbed.
     let mut bytes = vec![0; SIZE as usize];
     check_eq!(fixture.peer.finish_read(&mut bytes)?, SIZE, "bytes read");
-    if let Err(mismatch) = a.verify(&bytes, 0) {
-        return Err(Stop::fail(format_args!("the first peer: {mismatch}")));
-    }
+    check_ok!(a.verify(&bytes, 0), "the first peer");
     let mut peers = Vec::new();
     for device in &crowd.peers {
         let peer = Peer::open_name(device.name())?;
-        peer.attach(&object.buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&object.buffer, Mode::Dynamic)?;
         peers.push(peer);
     }
     check_eq!(peers.len(), 1, "peers that came");
@@ -322,8 +317,7 @@ fn ports() -> Outcome {
                 expected()?.0,
                 "path of import {index}"
             );
-            peers[index].attach(&objects[index].buffer, mode)?;
-            peers[index].pin_and_map(mode)?;
+            peers[index].attach_and_map(&objects[index].buffer, mode)?;
             placed(&objects[index].object, expected()?.1)?;
         }
         let timeline = Timeline::new()?;
@@ -378,8 +372,9 @@ fn elsewhere() -> Outcome {
     let (a, _) = patterns();
     let fixture = Fixture::open()?;
     let object = Shared::new(&fixture.drm, a)?;
-    fixture.peer.attach(&object.buffer, Mode::Revocable)?;
-    fixture.peer.pin_and_map(Mode::Revocable)?;
+    fixture
+        .peer
+        .attach_and_map(&object.buffer, Mode::Revocable)?;
     let old = fixture.peer.table()?;
     first.out(&mut monitor)?;
     expect_errno("map", fixture.peer.map(), libc::ENODEV)?;
@@ -393,8 +388,7 @@ fn elsewhere() -> Outcome {
     {
         let fixture = Fixture::open()?;
         let object = Shared::new(&fixture.drm, a)?;
-        fixture.peer.attach(&object.buffer, Mode::Dynamic)?;
-        fixture.peer.map()?;
+        fixture.peer.attach_and_map(&object.buffer, Mode::Dynamic)?;
         peer_reads(&fixture.peer, a, &[0, 3])?;
         let table = fixture.peer.table()?;
         if expected()?.1 == uapi::PLACEMENT_VRAM && !fixture.translated() {

@@ -7,14 +7,15 @@ use std::time::Duration;
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{path_name, reason_name, text, Attachment, Drm, Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed, squeeze, Expect};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, vm, Outcome, Stop};
+use vvram_tests::{
+    check, check_eq, check_ok, expect_errno, fail, igt_main, uapi, vm, Outcome, Stop,
+};
 
-const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Two devices, of which `a` exports and `b` imports.
@@ -31,7 +32,7 @@ impl Pair {
     fn open() -> Result<Self, Stop> {
         let gpus = PciDevice::vvrams();
         let [gpu_a, gpu_b] = gpus.as_slice() else {
-            return Err(Stop::fail(format_args!("expected two GPUs, saw {gpus:?}")));
+            fail!("expected two GPUs, saw {gpus:?}");
         };
         Ok(Self {
             a: Drm::open_on(gpu_a)?,
@@ -83,15 +84,14 @@ impl Pair {
     #[track_caller]
     fn check(&self, object: &Gem<'_>, import: &Gem<'_>, want: (u32, u32)) -> Outcome {
         let info = import.import_info()?;
-        if (info.path, info.reason) != want {
-            return Err(Stop::fail(format_args!(
-                "expected path {} for reason {}, the importer has {} for {}",
-                path_name(want.0),
-                reason_name(want.1),
-                path_name(info.path),
-                reason_name(info.reason)
-            )));
-        }
+        check!(
+            (info.path, info.reason) == want,
+            "expected path {} for reason {}, the importer has {} for {}",
+            path_name(want.0),
+            reason_name(want.1),
+            path_name(info.path),
+            reason_name(info.reason)
+        );
         check!(info.segments > 0, "nothing is mapped: {info:?}");
         let entry = Attachment {
             device: self.gpu_b.name().to_string(),
@@ -157,13 +157,9 @@ fn path() -> Outcome {
         check_eq!(pair.b.vram_free()?, free[1], "free VRAM of the importer");
 
         let other = import.map()?;
-        if let Err(mismatch) = other.verify(x) {
-            fail!("read through the import: {mismatch}");
-        }
+        check_ok!(other.verify(x), "read through the import");
         other.fill(y);
-        if let Err(mismatch) = map.verify(y) {
-            fail!("written through the import: {mismatch}");
-        }
+        check_ok!(map.verify(y), "written through the import");
         // An import of the dma-buf by its exporter is the object itself.
         let home = import.export()?;
         check_eq!(
@@ -245,9 +241,7 @@ fn follows() -> Outcome {
                 "the importer was not notified of the move in round {round}"
             );
         }
-        if let Err(mismatch) = other.verify(x) {
-            fail!("after the move in round {round}: {mismatch}");
-        }
+        check_ok!(other.verify(x), "after the move in round {round}");
         drop(taken);
         pair.a.await_vram_free(free)?;
         // The next mapping is in VRAM; this one ends when the handle is closed.
@@ -299,9 +293,7 @@ fn close_orders() -> Outcome {
             if let Some(import) = &import {
                 let info = import.import_info()?;
                 check_eq!((info.path, info.reason), pair.path(), "order {order:?}");
-                if let Err(mismatch) = import.map()?.verify(x) {
-                    fail!("order {order:?}: {mismatch}");
-                }
+                check_ok!(import.map()?.verify(x), "order {order:?}");
             }
         }
         pair.a.await_vram_free(free)?;
@@ -357,9 +349,7 @@ fn unbind_importer() -> Outcome {
         let gone = Unbinding::start(&pair.gpu_b)?.finish(LIMIT)?;
         alone(&object)?;
         expect_errno("GEM_IMPORT_INFO", import.import_info(), libc::ENODEV)?;
-        if let Err(mismatch) = map.verify(x) {
-            fail!("after the importer was unbound: {mismatch}");
-        }
+        check_ok!(map.verify(x), "after the importer was unbound");
         gone.rebind()?;
         drop(import);
     }
@@ -387,9 +377,7 @@ fn crosswise() -> Outcome {
                 let filler = pair.a.create_flags(8 << 20, EITHER)?;
                 import.import_info()?;
                 filler.map()?.set(round);
-                if let Err(mismatch) = import.map()?.verify(x) {
-                    fail!("in round {round}: {mismatch}");
-                }
+                check_ok!(import.map()?.verify(x), "in round {round}");
             }
             Ok(())
         }

@@ -11,17 +11,16 @@ use std::time::Duration;
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::fixture::{patterns, placed, works};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::PAGE;
 use vvram_tests::misc;
-use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
-use vvram_tests::rdma::{Buffer, ON_DEMAND};
+use vvram_tests::rdma::Setup;
 use vvram_tests::rebind::Unbound;
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::svm::{check_places, filled, holds};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_SYSTEM, CREATE_VRAM};
-use vvram_tests::verbs::{expect_status, Nic, Pair, Region, Status};
-use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop, SysError};
+use vvram_tests::verbs::Nic;
+use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, SysError};
 
 const PAGES: usize = 16;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -29,54 +28,6 @@ const LIMIT: Duration = Duration::from_secs(20);
 fn create(drm: &Drm) -> Result<Gem<'_>, SysError> {
     let flags = CREATE_VRAM | CREATE_SYSTEM | CREATE_DIRECT_IO;
     drm.create_flags((PAGES * PAGE) as u64, flags)
-}
-
-/// A region of a mapping, and memory to transfer from and to.
-struct Setup<'a> {
-    pair: Pair<'a>,
-    host: Buffer<'a>,
-    region: Region<'a>,
-}
-
-impl<'a> Setup<'a> {
-    fn new(nic: &'a Nic, map: &Map) -> Result<Self, Stop> {
-        Ok(Self {
-            pair: Pair::new(nic)?,
-            host: Buffer::host(nic, "host", map.len() as u64)?,
-            region: nic.register_memory(map, nic.all_access() | ON_DEMAND)?,
-        })
-    }
-
-    fn len(&self) -> u32 {
-        self.host.len() as u32
-    }
-
-    fn write(&self, pattern: Pattern) -> Outcome {
-        self.host.fill(pattern)?;
-        self.pair
-            .write((self.host.region(), 0), (&self.region, 0), self.len())?;
-        Ok(())
-    }
-
-    fn read(&self, pattern: Pattern) -> Outcome {
-        self.host.fill(Pattern::new(misc::nonce()))?;
-        self.pair
-            .read((&self.region, 0), (self.host.region(), 0), self.len())?;
-        let map = self.host.map();
-        holds("the NIC", map, pattern, 0..map.pages())
-    }
-
-    /// A read fails, and nothing has arrived.
-    fn refuses(&self, what: &str) -> Outcome {
-        let pattern = Pattern::new(misc::nonce());
-        self.host.fill(pattern)?;
-        let read = self
-            .pair
-            .read((&self.region, 0), (self.host.region(), 0), self.len());
-        expect_status(what, read, &[Status::REMOTE_ACCESS])?;
-        let map = self.host.map();
-        holds("the host", map, pattern, 0..map.pages())
-    }
 }
 
 /// The NIC accesses VRAM, which stays where it is while other objects evict.
@@ -87,7 +38,7 @@ fn reaches() -> Outcome {
     let object = create(&drm)?;
     let map = object.map()?;
     map.fill(a);
-    let setup = Setup::new(&nic, &map)?;
+    let setup = Setup::on_demand(&nic, &map)?;
     setup.read(a)?;
     files.write("move", "evict")?;
     setup.write(b)?;
@@ -106,7 +57,7 @@ fn unmapped() -> Outcome {
     let object = create(&drm)?;
     let map = object.map()?;
     map.fill(a);
-    let setup = Setup::new(&nic, &map)?;
+    let setup = Setup::on_demand(&nic, &map)?;
     setup.write(b)?;
     drop(map);
     // The region holds no reference that would keep the VRAM.
@@ -126,7 +77,7 @@ fn unbound() -> Outcome {
     let object = create(&drm)?;
     let map = object.map()?;
     map.fill(a);
-    let setup = Setup::new(&nic, &map)?;
+    let setup = Setup::on_demand(&nic, &map)?;
     setup.write(b)?;
     let unbound = Unbound::new(&PciDevice::vvram()?)?;
     setup.refuses("a read of VRAM of a device that is gone")?;
@@ -152,12 +103,12 @@ fn storm() -> Outcome {
         storm.client(|storm, _| {
             let (drm, nic) = (Drm::open()?, Nic::open(None)?);
             let memory = filled(PAGES, a)?;
-            let of_memory = Setup::new(&nic, &memory)?;
+            let of_memory = Setup::on_demand(&nic, &memory)?;
             for round in storm.rounds(ROUNDS) {
                 let object = create(&drm)?;
                 let map = object.map()?;
                 map.fill(b);
-                let of_object = Setup::new(&nic, &map)?;
+                let of_object = Setup::on_demand(&nic, &map)?;
                 drm.svm_migrate(&memory, 0..PAGES)?;
                 of_object.read(b)?;
                 of_memory.read(a)?;

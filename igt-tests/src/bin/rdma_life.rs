@@ -11,68 +11,55 @@ use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::fabric::{Fabric, CLASSES};
 use vvram_tests::fixture::{patterns, placed, squeeze_idle, works, Expect};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{PAGE, PAGE64};
 use vvram_tests::misc::{self, soak, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::{Child, KernelLog, Steps};
-use vvram_tests::rdma::Buffer;
+use vvram_tests::rdma::{self, Buffer};
 use vvram_tests::rebind::{Unbinding, Unbound};
-use vvram_tests::verbs::{expect_status, Config, Failure, Pair, Status};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop, SysError};
+use vvram_tests::verbs::{expect_status, Config, Failure, Pair, Region, Status};
+use vvram_tests::{
+    check, check_eq, check_ok, expect_errno, fail, igt_main, uapi, Outcome, Stop, SysError,
+};
 
-const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 8 * PAGE64;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// An object that may be in VRAM and is registered, memory of the process, and a connection.
-struct Setup<'a> {
+/// An object that may be in VRAM and is registered.
+struct Registered<'a> {
     object: Gem<'a>,
     buffer: Buffer<'a>,
-    host: Buffer<'a>,
-    pair: Pair<'a>,
 }
 
-impl<'a> Setup<'a> {
-    fn new(fabric: &'a Fabric, class: Mode) -> Result<Self, Stop> {
-        fabric.choose(class)?;
-        let object = fabric.drm.create_flags(SIZE, EITHER)?;
-        let buffer = Buffer::shared(&fabric.nic, "vram", object.export()?)?;
-        fabric.check_attached(&object, &[fabric.in_vram(class, true)])?;
-        placed(&object, VRAM)?;
-        Ok(Self {
-            buffer,
-            host: Buffer::host(&fabric.nic, "host", SIZE)?,
-            pair: Pair::new(&fabric.nic)?,
-            object,
-        })
+impl<'a> AsRef<Region<'a>> for Registered<'a> {
+    fn as_ref(&self) -> &Region<'a> {
+        self.buffer.region()
     }
+}
 
-    /// Makes the NIC write a pattern to all of the object.
-    fn write(&self, pattern: Pattern) -> Outcome {
-        self.host.fill(pattern)?;
-        let (from, to) = (self.host.region(), self.buffer.region());
-        self.pair.write((from, 0), (to, 0), SIZE as u32)?;
-        Ok(())
-    }
+type Setup<'a> = rdma::Setup<'a, Registered<'a>>;
 
-    /// Makes the NIC read all of the object, and compares the bytes.
-    fn read(&self, pattern: Pattern) -> Outcome {
-        self.host.fill(patterns().0)?;
-        let (from, to) = (self.buffer.region(), self.host.region());
-        self.pair.read((from, 0), (to, 0), SIZE as u32)?;
-        holds(&self.host, pattern)
-    }
+fn register(fabric: &Fabric, class: Mode) -> Result<Setup<'_>, Stop> {
+    fabric.choose(class)?;
+    let object = fabric.drm.create_flags(SIZE, EITHER)?;
+    let buffer = Buffer::shared(&fabric.nic, "vram", object.export()?)?;
+    fabric.check_attached(&object, &[fabric.in_vram(class, true)])?;
+    placed(&object, VRAM)?;
+    let registered = Registered { object, buffer };
+    Ok(Setup::of(&fabric.nic, registered, SIZE)?)
 }
 
 #[track_caller]
 fn holds(buffer: &Buffer<'_>, pattern: Pattern) -> Outcome {
-    if let Err(mismatch) = buffer.map().verify(pattern) {
-        fail!("{} holds something else: {mismatch}", buffer.name());
-    }
+    check_ok!(
+        buffer.map().verify(pattern),
+        "{} holds something else",
+        buffer.name()
+    );
     Ok(())
 }
 
@@ -81,8 +68,8 @@ fn follows() -> Outcome {
     let fabric = Fabric::with_route()?;
     let class = Mode::Dynamic;
     let (a, b) = patterns();
-    let setup = Setup::new(&fabric, class)?;
-    let (object, buffer) = (&setup.object, &setup.buffer);
+    let setup = register(&fabric, class)?;
+    let (object, buffer) = (&setup.target.object, &setup.target.buffer);
     setup.write(a)?;
     fabric.bar.locate(buffer.map())?;
     holds(buffer, a)?;
@@ -98,9 +85,10 @@ fn follows() -> Outcome {
     holds(buffer, b)?;
     // The new owner of this VRAM sees none of its old content.
     for other in &taken {
-        if let Err(mismatch) = other.map()?.verify_value(0) {
-            fail!("a byte went to where the buffer was: {mismatch}");
-        }
+        check_ok!(
+            other.map()?.verify_value(0),
+            "a byte went to where the buffer was"
+        );
     }
 
     // A mapped object stays in system memory until a move is requested.
@@ -121,8 +109,8 @@ fn stays() -> Outcome {
     let fabric = Fabric::with_route()?;
     for class in [Mode::Pinned, Mode::Revocable] {
         let (a, b) = patterns();
-        let setup = Setup::new(&fabric, class)?;
-        let (object, buffer) = (&setup.object, &setup.buffer);
+        let setup = register(&fabric, class)?;
+        let (object, buffer) = (&setup.target.object, &setup.target.buffer);
         setup.write(a)?;
         let before = fabric.bar.locate(buffer.map())?.ranges();
         let taken = squeeze_idle(&fabric.drm)?;
@@ -149,7 +137,7 @@ fn denied(fabric: &Fabric, setup: &Setup<'_>) -> Outcome {
     let (a, _) = patterns();
     let host = &setup.host;
     host.fill(a)?;
-    let (gone, own) = ((setup.buffer.region(), 0), (host.region(), 0));
+    let (gone, own) = ((setup.target.buffer.region(), 0), (host.region(), 0));
     let len = SIZE as u32;
     let (remote, local) = (Status::REMOTE_ACCESS, Status::LOCAL_PROTECTION);
     type Request<'a> = (
@@ -195,12 +183,12 @@ fn denied(fabric: &Fabric, setup: &Setup<'_>) -> Outcome {
 fn revoked() -> Outcome {
     for class in [Mode::Revocable, Mode::Dynamic] {
         let fabric = Fabric::with_route()?;
-        let setup = Setup::new(&fabric, class)?;
+        let setup = register(&fabric, class)?;
         setup.write(patterns().0)?;
         let gone = Unbound::new(&fabric.gpu)?;
         denied(&fabric, &setup)?;
         let again = || -> Outcome {
-            let fd = setup.buffer.dma_buf().map_or(-1, DmaBuf::fd);
+            let fd = setup.target.buffer.dma_buf().map_or(-1, DmaBuf::fd);
             let region = fabric
                 .nic
                 .register(fd, 0, SIZE, None, fabric.nic.all_access());
@@ -214,11 +202,9 @@ fn revoked() -> Outcome {
         let taken = squeeze_idle(&drm)?;
         denied(&fabric, &setup)?;
         for object in &taken {
-            if let Err(mismatch) = object.map()?.verify_value(0) {
-                fail!("a request got to VRAM: {mismatch}");
-            }
+            check_ok!(object.map()?.verify_value(0), "a request got to VRAM");
         }
-        setup.buffer.close()?;
+        setup.target.buffer.close()?;
     }
     works_with_nic()
 }
@@ -229,8 +215,8 @@ fn waited_for() -> Outcome {
     let fabric = Fabric::with_route()?;
     let (a, b) = patterns();
     // This object has not been used before.
-    let setup = Setup::new(&fabric, Mode::Pinned)?;
-    setup.buffer.fill(a)?;
+    let setup = register(&fabric, Mode::Pinned)?;
+    setup.target.buffer.fill(a)?;
     let mut log = KernelLog::open()?;
     let mut unbinding = Unbinding::start(&fabric.gpu)?;
     let message = format!("waiting for {}", fabric.device.name());
@@ -241,19 +227,28 @@ fn waited_for() -> Outcome {
     setup.write(b)?;
     setup.read(b)?;
     check!(unbinding.child.ended().is_none(), "the unbind did not wait");
-    setup.buffer.close()?;
+    setup.target.buffer.close()?;
     unbinding.finish(LIMIT)?.rebind()?;
     works_with_nic()
+}
+
+/// How queue pairs are connected if a request is to get no answer.
+fn impatient() -> Config {
+    Config {
+        retries: 2,
+        ..Config::default()
+    }
 }
 
 /// A request to a peer that does not answer fails, in the time that the retries take.
 fn dead_peer() -> Outcome {
     let fabric = Fabric::with_route()?;
     for class in CLASSES {
-        let setup = Setup::new(&fabric, class)?;
+        let mut setup = register(&fabric, class)?;
         setup.write(patterns().0)?;
+        setup.pair = Pair::with_config(&fabric.nic, &impatient())?;
         setup.pair.silence()?;
-        let (from, to) = (setup.buffer.region(), setup.host.region());
+        let (from, to) = (setup.target.buffer.region(), setup.host.region());
         expect_status(
             "a write to a dead peer",
             setup.pair.write((from, 0), (to, 0), SIZE as u32),
@@ -268,13 +263,13 @@ fn dead_peer() -> Outcome {
 fn full_queue() -> Outcome {
     let fabric = Fabric::with_route()?;
     for class in CLASSES {
-        let setup = Setup::new(&fabric, class)?;
+        let setup = register(&fabric, class)?;
         let config = Config {
             completions: 1,
-            ..Config::default()
+            ..impatient()
         };
         let pair = Pair::with_config(&fabric.nic, &config)?;
-        let (from, to) = ((setup.host.region(), 0), (setup.buffer.region(), 0));
+        let (from, to) = ((setup.host.region(), 0), (setup.target.buffer.region(), 0));
         let _one = pair.post_receive(from, 8)?;
         let _other = pair.post_receive(from, 8)?;
         pair.wait(pair.post_write_imm(from, to, SIZE as u32)?)?;
@@ -284,7 +279,7 @@ fn full_queue() -> Outcome {
             &[Status::NO_ANSWER],
         )?;
         let start = Instant::now();
-        setup.buffer.close()?;
+        setup.target.buffer.close()?;
         let time = start.elapsed();
         check!(
             time < LIMIT * misc::slower(),
@@ -299,9 +294,9 @@ fn works_with_nic() -> Outcome {
     let fabric = Fabric::open()?;
     for class in CLASSES {
         let (a, _) = patterns();
-        let setup = Setup::new(&fabric, class)?;
+        let setup = register(&fabric, class)?;
         setup.write(a)?;
-        holds(&setup.buffer, a)?;
+        holds(&setup.target.buffer, a)?;
     }
     works()
 }
@@ -334,11 +329,11 @@ fn moving() -> Outcome {
     let (enough, moves_wanted) = (ROUNDS * soak(), MOVES * soak());
     let fabric = Fabric::with_route()?;
     for class in CLASSES {
-        let setup = Setup::new(&fabric, class)?;
+        let setup = register(&fabric, class)?;
         let moves = fabric.drm.getparam(uapi::PARAM_MOVES)?;
         let moved =
             || -> Result<u64, SysError> { Ok(fabric.drm.getparam(uapi::PARAM_MOVES)? - moves) };
-        let id = setup.object.info()?.id;
+        let id = setup.target.object.info()?.id;
         let stays = Steps::new()?;
         let mut child = Child::spawn(|| disturb(&fabric.gpu, id, &stays))?;
         let mut random = Lcg::new(patterns().0.word(0));
@@ -350,7 +345,7 @@ fn moving() -> Outcome {
             rounds += 1;
             let pattern = Pattern::new(random.word());
             setup.host.fill(pattern)?;
-            let (from, to) = (setup.host.region(), setup.buffer.region());
+            let (from, to) = (setup.host.region(), setup.target.buffer.region());
             let posted = (0..DEPTH)
                 .map(|page| {
                     let at = page * PAGE64;
@@ -360,9 +355,9 @@ fn moving() -> Outcome {
             for ticket in posted {
                 setup.pair.wait(ticket)?;
             }
-            holds(&setup.buffer, pattern)?;
+            holds(&setup.target.buffer, pattern)?;
             if class.needs_pin() {
-                placed(&setup.object, VRAM)?;
+                placed(&setup.target.object, VRAM)?;
             }
             setup.read(pattern)?;
         }
@@ -387,8 +382,8 @@ fn moving() -> Outcome {
 fn unbound_in_flight() -> Outcome {
     for class in [Mode::Revocable, Mode::Dynamic] {
         let fabric = Fabric::with_route()?;
-        let setup = Setup::new(&fabric, class)?;
-        let (from, to) = (setup.host.region(), setup.buffer.region());
+        let setup = register(&fabric, class)?;
+        let (from, to) = (setup.host.region(), setup.target.buffer.region());
         let (mut good, mut bad) = (0, 0);
         let mut unbinding = None;
         while bad == 0 && good < 100_000 {
@@ -421,7 +416,7 @@ fn unbound_in_flight() -> Outcome {
         let gone = unbinding.finish(LIMIT)?;
         denied(&fabric, &setup)?;
         gone.rebind()?;
-        setup.buffer.close()?;
+        setup.target.buffer.close()?;
     }
     works_with_nic()
 }
@@ -435,7 +430,7 @@ fn killed() -> Outcome {
         let started = Steps::new()?;
         let mut child = Child::spawn(|| -> Outcome {
             let fabric = Fabric::with_route()?;
-            let setup = Setup::new(&fabric, class)?;
+            let setup = register(&fabric, class)?;
             setup.write(patterns().0)?;
             started.done()?;
             loop {

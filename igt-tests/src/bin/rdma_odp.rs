@@ -9,41 +9,22 @@
 use vvram_tests::dmirror::{Mirror, TestHmm, ABSENT, ON_DEVICE, WRITABLE, ZEROES};
 use vvram_tests::fixture::patterns;
 use vvram_tests::map::{Map, PAGE};
-use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
-use vvram_tests::rdma::{Buffer, OdpP2p, ON_DEMAND};
-use vvram_tests::verbs::{Nic, Pair, Region};
-use vvram_tests::{check_eq, fail, igt_main, Outcome, Stop, SysError};
+use vvram_tests::rdma::{OdpP2p, Setup};
+use vvram_tests::svm::holds;
+use vvram_tests::verbs::Nic;
+use vvram_tests::{check_eq, check_ok, igt_main, Outcome, Stop, SysError};
 
 const PAGES: usize = 16;
-const SIZE: u32 = (PAGES * PAGE) as u32;
 
-/// Memory of this process that a region is of, and memory to transfer from and to.
-struct Setup<'a> {
-    pair: Pair<'a>,
-    host: Buffer<'a>,
-    region: Region<'a>,
+/// Memory of this process, and its region.
+struct Registration<'a> {
+    nic: Setup<'a>,
     map: &'a Map,
     mirror: &'a Mirror,
 }
 
-impl Setup<'_> {
-    /// Makes the NIC write a pattern to the region.
-    fn write(&self, pattern: Pattern) -> Outcome {
-        self.host.fill(pattern)?;
-        self.pair
-            .write((self.host.region(), 0), (&self.region, 0), SIZE)?;
-        Ok(())
-    }
-
-    /// Makes the NIC read the region, and compares the bytes.
-    fn read(&self, pattern: Pattern) -> Outcome {
-        self.host.fill(Pattern::new(misc::nonce()))?;
-        self.pair
-            .read((&self.region, 0), (self.host.region(), 0), SIZE)?;
-        holds("the NIC", self.host.map(), pattern)
-    }
-
+impl Registration<'_> {
     /// How many pages of the device page faults have moved to system memory so far.
     fn faulted(&self) -> Result<u64, SysError> {
         self.mirror.faulted(self.map)
@@ -51,19 +32,12 @@ impl Setup<'_> {
 
     /// Compares the bytes in the memory of the device.
     fn device_has(&self, pattern: Pattern) -> Outcome {
-        if let Err(mismatch) = pattern.verify(&self.mirror.read(self.map)?, 0) {
-            fail!("the device: {mismatch}");
-        }
+        check_ok!(
+            pattern.verify(&self.mirror.read(self.map)?, 0),
+            "the device"
+        );
         Ok(())
     }
-}
-
-#[track_caller]
-fn holds(who: &str, map: &Map, pattern: Pattern) -> Outcome {
-    if let Err(mismatch) = map.verify(pattern) {
-        fail!("{who}: {mismatch}");
-    }
-    Ok(())
 }
 
 /// When the memory is registered.
@@ -80,7 +54,7 @@ fn with(
     ask: bool,
     registered: Registered,
     pattern: Pattern,
-    body: impl FnOnce(&Setup<'_>, &mut TestHmm) -> Outcome,
+    body: impl FnOnce(&Registration<'_>, &mut TestHmm) -> Outcome,
 ) -> Outcome {
     let _asks = OdpP2p::new(ask)?;
     let mut hmm = TestHmm::with_memory()?;
@@ -91,10 +65,8 @@ fn with(
     if registered == Registered::There {
         mirror.migrate(&map)?;
     }
-    let setup = Setup {
-        pair: Pair::new(&nic)?,
-        host: Buffer::host(&nic, "host", u64::from(SIZE))?,
-        region: nic.register_memory(&map, nic.all_access() | ON_DEMAND)?,
+    let setup = Registration {
+        nic: Setup::on_demand(&nic, &map)?,
         map: &map,
         mirror: &mirror,
     };
@@ -113,25 +85,23 @@ fn reaches(registered: Registered) -> Outcome {
     let (a, b) = patterns();
     with(true, registered, a, |setup, _| {
         let faulted = setup.faulted()?;
-        setup.read(a)?;
+        setup.nic.read(a)?;
         setup.mirror.check_places(setup.map, |_| true)?;
-        setup.write(b)?;
+        setup.nic.write(b)?;
         setup.device_has(b)?;
-        setup.read(b)?;
+        setup.nic.read(b)?;
 
         let old = b.word(0);
-        let (on, result) = ((&setup.region, 0), (setup.host.region(), 0));
-        setup.pair.fetch_add(result, on, 3)?;
-        check_eq!(setup.host.map().read(0), old, "what fetch-and-add returns");
+        setup.nic.add(old, 3)?;
         setup.mirror.check_places(setup.map, |_| true)?;
         check_eq!(setup.faulted()?, faulted, "pages that left the device");
 
         check_eq!(setup.map.read(0), old.wrapping_add(3), "the sum");
         check_eq!(setup.faulted()?, faulted + 1, "pages the CPU has read");
         setup.map.write(0, old);
-        holds("the CPU", setup.map, b)?;
+        holds("the CPU", setup.map, b, 0..PAGES)?;
         setup.mirror.check_places(setup.map, |_| false)?;
-        setup.read(b)
+        setup.nic.read(b)
     })
 }
 
@@ -146,14 +116,14 @@ fn prefetched() -> Outcome {
         setup.map.discard(ABSENT_PAGE)?;
         let place = || Ok::<_, Stop>(setup.mirror.places(setup.map)?[ABSENT_PAGE]);
         check_eq!(place()?, ABSENT, "the page before the prefetch");
-        setup.region.prefetch(SIZE)?;
+        setup.nic.target.prefetch((PAGES * PAGE) as u32)?;
         check_eq!(place()?, ZEROES, "the page after the prefetch");
         for (page, place) in setup.mirror.places(setup.map)?.into_iter().enumerate() {
             if there(page) {
                 check_eq!(place, ON_DEVICE | WRITABLE, "where page {page} is");
             }
         }
-        setup.write(b)?;
+        setup.nic.write(b)?;
         setup.mirror.check_places(setup.map, there)?;
         check_eq!(setup.faulted()?, faulted, "pages that left the device");
         setup.device_has(b)
@@ -165,7 +135,7 @@ fn mixed() -> Outcome {
     let (a, b) = patterns();
     with(true, Registered::Before, a, |setup, _| {
         let faulted = setup.faulted()?;
-        setup.read(a)?;
+        setup.nic.read(a)?;
         let there = |page| page != 5;
         check_eq!(
             setup.map.read(5 * PAGE / 8),
@@ -173,12 +143,12 @@ fn mixed() -> Outcome {
             "a word of page 5"
         );
         setup.mirror.check_places(setup.map, there)?;
-        setup.write(b)?;
-        setup.read(b)?;
+        setup.nic.write(b)?;
+        setup.nic.read(b)?;
         setup.mirror.check_places(setup.map, there)?;
         check_eq!(setup.faulted()?, faulted + 1, "pages that left the device");
         setup.device_has(b)?;
-        holds("the CPU", setup.map, b)
+        holds("the CPU", setup.map, b, 0..PAGES)
     })
 }
 
@@ -186,14 +156,14 @@ fn mixed() -> Outcome {
 fn released() -> Outcome {
     let (a, b) = patterns();
     with(true, Registered::Before, a, |setup, _| {
-        setup.write(b)?;
+        setup.nic.write(b)?;
         setup.mirror.release(setup.map)?;
         setup.mirror.check_places(setup.map, |_| false)?;
-        setup.read(b)?;
-        setup.write(a)?;
-        holds("the CPU", setup.map, a)?;
+        setup.nic.read(b)?;
+        setup.nic.write(a)?;
+        holds("the CPU", setup.map, a, 0..PAGES)?;
         setup.mirror.migrate(setup.map)?;
-        setup.write(b)?;
+        setup.nic.write(b)?;
         setup.mirror.check_places(setup.map, |_| true)?;
         setup.device_has(b)
     })
@@ -203,14 +173,14 @@ fn released() -> Outcome {
 fn unbound() -> Outcome {
     let (a, b) = patterns();
     with(true, Registered::Before, a, |setup, hmm| {
-        setup.write(b)?;
+        setup.nic.write(b)?;
         setup.mirror.check_places(setup.map, |_| true)?;
         hmm.unbind()?;
         setup.mirror.check_places(setup.map, |_| false)?;
-        setup.read(b)?;
-        setup.write(a)?;
-        setup.read(a)?;
-        holds("the CPU", setup.map, a)
+        setup.nic.read(b)?;
+        setup.nic.write(a)?;
+        setup.nic.read(a)?;
+        holds("the CPU", setup.map, a, 0..PAGES)
     })
 }
 
@@ -219,15 +189,15 @@ fn not_asked() -> Outcome {
     let (a, b) = patterns();
     with(false, Registered::Before, a, |setup, _| {
         let faulted = setup.faulted()?;
-        setup.read(a)?;
+        setup.nic.read(a)?;
         check_eq!(
             setup.faulted()?,
             faulted + PAGES as u64,
             "pages that left the device"
         );
         setup.mirror.check_places(setup.map, |_| false)?;
-        setup.write(b)?;
-        holds("the CPU", setup.map, b)
+        setup.nic.write(b)?;
+        holds("the CPU", setup.map, b, 0..PAGES)
     })
 }
 

@@ -15,7 +15,7 @@ use vvram_tests::peer::Mode;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rdma::Buffer;
 use vvram_tests::verbs::{expect_status, Pair, Region, Status};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 /// The flags of objects that importers get in VRAM or not at all.
 const EXPORT: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
@@ -97,9 +97,7 @@ impl<'a> Work<'a> {
         let (from, to) = ((&held.region, 0), (self.host.region(), 0));
         self.pair.read(from, to, PIECE as u32)?;
         for (who, map) in [("the device", self.host.map()), ("the CPU", &held.map)] {
-            if let Err(mismatch) = map.verify(held.pattern) {
-                fail!("{who}, {:?}: {mismatch}", held.object.info()?);
-            }
+            check_ok!(map.verify(held.pattern), "{who}, {:?}", held.object.info()?);
         }
         self.look(held)
     }
@@ -283,9 +281,10 @@ fn quota() -> Outcome {
         host.fill(pattern)?;
         pair.write((host.region(), 0), (&region, 0), PAGE as u32)?;
         placed(&objects[index], uapi::PLACEMENT_SYSTEM)?;
-        if let Err(mismatch) = objects[index].map()?.verify_pages(pattern, 0, 1) {
-            fail!("in system memory: {mismatch}");
-        }
+        check_ok!(
+            objects[index].map()?.verify_pages(pattern, 0, 1),
+            "in system memory"
+        );
         let only = drm.create(size)?;
         let shared_only = only.export()?;
         let vram = fabric

@@ -11,70 +11,24 @@ use std::time::Duration;
 use vvram_tests::drm::Drm;
 use vvram_tests::fixture::{patterns, works};
 use vvram_tests::map::{Map, PAGE};
-use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::plug::Plug;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::qmp::Monitor;
-use vvram_tests::rdma::{Buffer, OdpP2p, ON_DEMAND};
-use vvram_tests::rebind::{module_users, reload, Unbound};
+use vvram_tests::rdma::{OdpP2p, Setup};
+use vvram_tests::rebind::{with_parameters, Unbound};
 use vvram_tests::svm::{check_places, filled, holds, places, resident, Place, HUGE};
-use vvram_tests::verbs::{Nic, Pair, Region};
-use vvram_tests::{check, check_eq, igt_main, skip, Outcome, Stop};
+use vvram_tests::verbs::Nic;
+use vvram_tests::{check, check_eq, igt_main, Outcome, SysError};
 
 const PAGES: usize = 32;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A region of memory of this process, and other memory to transfer from and to.
-struct Setup<'a> {
-    pair: Pair<'a>,
-    host: Buffer<'a>,
-    region: Region<'a>,
-    map: &'a Map,
-}
-
-impl<'a> Setup<'a> {
-    fn new(nic: &'a Nic, map: &'a Map) -> Result<Self, Stop> {
-        let _asks = OdpP2p::new(true)?;
-        Self::as_is(nic, map)
-    }
-
-    /// As [`Self::new`], while regions request peer-to-peer memory already.
-    fn as_is(nic: &'a Nic, map: &'a Map) -> Result<Self, Stop> {
-        Ok(Self {
-            pair: Pair::new(nic)?,
-            host: Buffer::host(nic, "host", map.len() as u64)?,
-            region: nic.register_memory(map, nic.all_access() | ON_DEMAND)?,
-            map,
-        })
-    }
-
-    /// Makes the NIC write a pattern to all of the region.
-    fn write(&self, pattern: Pattern) -> Outcome {
-        self.host.fill(pattern)?;
-        let size = self.map.len() as u32;
-        self.pair
-            .write((self.host.region(), 0), (&self.region, 0), size)?;
-        Ok(())
-    }
-
-    /// Makes the NIC read all of the region, and compares the bytes.
-    fn read(&self, pattern: Pattern) -> Outcome {
-        self.host.fill(Pattern::new(misc::nonce()))?;
-        let size = self.map.len() as u32;
-        self.pair
-            .read((&self.region, 0), (self.host.region(), 0), size)?;
-        holds("the NIC", self.host.map(), pattern, 0..self.map.pages())
-    }
-
-    /// Makes the NIC add to the first word, which is `old`.
-    fn add(&self, old: u64, value: u64) -> Outcome {
-        let (on, result) = ((&self.region, 0), (self.host.region(), 0));
-        self.pair.fetch_add(result, on, value)?;
-        check_eq!(self.host.map().read(0), old, "what fetch-and-add returns");
-        Ok(())
-    }
+/// A region that requests peer-to-peer memory.
+fn asking<'a>(nic: &'a Nic, map: &Map) -> Result<Setup<'a>, SysError> {
+    let _asks = OdpP2p::new(true)?;
+    Setup::on_demand(nic, map)
 }
 
 /// Every operation reaches the pages in VRAM, small and huge ones.
@@ -90,7 +44,7 @@ fn reaches() -> Outcome {
         } else {
             filled(PAGES, a)?
         };
-        let setup = Setup::new(&nic, &map)?;
+        let setup = asking(&nic, &map)?;
         drm.svm_migrate(&map, 0..map.pages())?;
         let back = drm.svm_moved_back()?;
         setup.read(a)?;
@@ -119,7 +73,7 @@ fn mixed() -> Outcome {
     let (a, b) = patterns();
     let (drm, nic) = (Drm::open()?, Nic::open(None)?);
     let map = filled(PAGES, a)?;
-    let setup = Setup::new(&nic, &map)?;
+    let setup = asking(&nic, &map)?;
     // Blocks of four pages, except for the last pages, which stay in system memory.
     for first in (0..PAGES - 4).step_by(4) {
         drm.svm_migrate(&map, first..first + 4)?;
@@ -160,7 +114,7 @@ fn fork() -> Outcome {
     let (a, b) = patterns();
     let (drm, nic) = (Drm::open()?, Nic::open(None)?);
     let map = filled(PAGES, a)?;
-    let setup = Setup::new(&nic, &map)?;
+    let setup = asking(&nic, &map)?;
     drm.svm_migrate(&map, 0..PAGES)?;
     let (go, free) = (Steps::new()?, drm.vram_free()?);
     let mut child = Child::spawn(|| {
@@ -190,7 +144,7 @@ fn processes() -> Outcome {
     let client = |first: Pattern, second: Pattern| {
         let (drm, nic) = (Drm::open()?, Nic::open(None)?);
         let map = filled(PAGES, first)?;
-        let setup = Setup::as_is(&nic, &map)?;
+        let setup = Setup::on_demand(&nic, &map)?;
         drm.svm_migrate(&map, 0..PAGES)?;
         there.done()?;
         go.wait("the other one", LIMIT)?;
@@ -222,7 +176,7 @@ fn outlives(leave: impl FnOnce(&PciDevice) -> Outcome) -> Outcome {
     let (a, b) = patterns();
     let nic = Nic::open(None)?;
     let map = filled(PAGES, a)?;
-    let setup = Setup::new(&nic, &map)?;
+    let setup = asking(&nic, &map)?;
     {
         let drm = Drm::open()?;
         drm.svm_migrate(&map, 0..PAGES)?;
@@ -276,7 +230,7 @@ fn unplugged_in_use() -> Outcome {
         clients.push(Child::spawn(move || {
             let nic = Nic::open(None)?;
             let map = filled(PAGES, first)?;
-            let setup = Setup::as_is(&nic, &map)?;
+            let setup = Setup::on_demand(&nic, &map)?;
             {
                 let drm = Drm::open()?;
                 drm.svm_migrate(&map, 0..PAGES)?;
@@ -309,14 +263,11 @@ fn unplugged_in_use() -> Outcome {
 /// Without struct pages of the BAR, and where the BAR does not show the VRAM, memory moves back
 /// before the NIC accesses it.
 fn no_alias() -> Outcome {
-    if module_users("vvram").is_none() {
-        skip!("vvram is built into the kernel");
-    }
-    let outcome = reload("vvram", &["struct_pages=0"]).and_then(|()| {
+    with_parameters(&["struct_pages=0"], || {
         let (a, b) = patterns();
         let (drm, nic) = (Drm::open()?, Nic::open(None)?);
         let map = filled(PAGES, a)?;
-        let setup = Setup::new(&nic, &map)?;
+        let setup = asking(&nic, &map)?;
         drm.svm_migrate(&map, 0..PAGES)?;
         let back = drm.svm_moved_back()?;
         setup.read(a)?;
@@ -328,10 +279,7 @@ fn no_alias() -> Outcome {
         );
         setup.write(b)?;
         holds("the CPU", &map, b, 0..PAGES)
-    });
-    reload("vvram", &[])?;
-    outcome?;
-    works()
+    })
 }
 
 /// How many pages the BAR shows, and how many pages are migrated at a time.
@@ -339,11 +287,8 @@ const VISIBLE: usize = 256;
 const PIECE: usize = 16;
 
 fn hidden() -> Outcome {
-    if module_users("vvram").is_none() {
-        skip!("vvram is built into the kernel");
-    }
     let kib = (VISIBLE * PAGE) >> 10;
-    let outcome = reload("vvram", &[&format!("visible_kib={kib}")]).and_then(|()| {
+    with_parameters(&[&format!("visible_kib={kib}")], || {
         let (a, b) = patterns();
         let (drm, nic) = (Drm::open()?, Nic::open(None)?);
         let pages = drm.vram_free()? as usize / PAGE;
@@ -354,7 +299,7 @@ fn hidden() -> Outcome {
         }
         check_places(&map, |_| true)?;
         let back = drm.svm_moved_back()?;
-        let setup = Setup::new(&nic, &map)?;
+        let setup = asking(&nic, &map)?;
         setup.read(a)?;
         // Exactly the pages that the BAR shows are still in VRAM.
         let shown = places(&map)?;
@@ -367,10 +312,7 @@ fn hidden() -> Outcome {
         setup.write(b)?;
         check_places(&map, |page| shown[page] == Place::Device)?;
         holds("the CPU", &map, b, 0..pages)
-    });
-    reload("vvram", &[])?;
-    outcome?;
-    works()
+    })
 }
 
 igt_main! {

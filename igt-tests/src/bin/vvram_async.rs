@@ -13,7 +13,7 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
-use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};
+use vvram_tests::{check, check_eq, check_ok, igt_main, uapi, Outcome};
 
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
@@ -42,9 +42,10 @@ fn clear() -> Outcome {
         let buffer = object.export()?;
         busy += u64::from(!buffer.is_idle()?);
         let map = object.map()?;
-        if let Err(mismatch) = map.verify_value(0) {
-            fail!("a new object is not zero in round {round}: {mismatch}");
-        }
+        check_ok!(
+            map.verify_value(0),
+            "a new object is not zero in round {round}"
+        );
         check!(buffer.is_idle()?, "the object is busy after it was read");
         // The next object must not show these bytes.
         map.set(!0);
@@ -88,12 +89,11 @@ fn eviction() -> Outcome {
             VRAM,
             "placement of the new object"
         );
-        if let Err(mismatch) = second.map()?.verify_value(0) {
-            fail!("the new object is not zero in round {round}: {mismatch}");
-        }
-        if let Err(mismatch) = map.verify(pattern) {
-            fail!("the evicted object in round {round}: {mismatch}");
-        }
+        check_ok!(
+            second.map()?.verify_value(0),
+            "the new object is not zero in round {round}"
+        );
+        check_ok!(map.verify(pattern), "the evicted object in round {round}");
         round += 1;
     }
     Ok(())
@@ -119,9 +119,10 @@ fn chain() -> Outcome {
             SYSTEM,
             "placement of an old object"
         );
-        if let Err(mismatch) = map.verify_pages(seed.derive(index as u64), 0, 8) {
-            fail!("object {index}: {mismatch}");
-        }
+        check_ok!(
+            map.verify_pages(seed.derive(index as u64), 0, 8),
+            "object {index}"
+        );
         check_eq!(map.read(PAGE), 0, "what was never written to");
     }
     drop(taken);
@@ -234,9 +235,7 @@ fn unbind() -> Outcome {
     let again = object.map()?;
     let mark = Pattern::new(7);
     again.fill(mark);
-    if let Err(mismatch) = again.verify(mark) {
-        fail!("after the rebind: {mismatch}");
-    }
+    check_ok!(again.verify(mark), "after the rebind");
     Ok(())
 }
 

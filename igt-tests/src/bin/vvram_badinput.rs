@@ -207,8 +207,7 @@ fn peer_submit() -> Outcome {
     let shared = share(&drm, 1)?;
     shared.map.set(0x1111_1111_1111_1111);
     let peer = Peer::open()?;
-    peer.attach(&shared.buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&shared.buffer, Mode::Dynamic)?;
     let busy = libc::EBUSY;
     expect_errno("timing of what is mapped", peer.measure(1), busy)?;
     let mut data = [0u8; 64];

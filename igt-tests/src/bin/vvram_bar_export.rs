@@ -8,14 +8,12 @@ use std::time::Duration;
 use vvram_tests::bar_export::{export, export_ranges, export_raw, Exporter, MEMORY};
 use vvram_tests::drm::ioctl;
 use vvram_tests::fixture::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{PAGE, PAGE64};
 use vvram_tests::pci::Bar;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::uapi::{self, BarExport};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
-
-const PAGE64: u64 = PAGE as u64;
+use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, Outcome};
 
 /// A peer writes and reads the range, and no byte beside it.
 fn peer() -> Outcome {
@@ -29,8 +27,7 @@ fn peer() -> Outcome {
     let size = pages as u64 * PAGE64;
     let buffer = export(&bar_file, MEMORY, offset, size)?;
     check_eq!(buffer.size()?, size, "size of the dma-buf");
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
 
     leads_to(&peer, &bar, &[5, 6, 7])?;
 
@@ -43,14 +40,16 @@ fn peer() -> Outcome {
         for (at, byte) in data.iter_mut().enumerate() {
             *byte = map.byte((first + page) * PAGE + at);
         }
-        if let Err(mismatch) = a.verify(&data, (page * PAGE) as u64) {
-            fail!("page {page} of the range in the BAR: {mismatch}");
-        }
+        check_ok!(
+            a.verify(&data, (page * PAGE) as u64),
+            "page {page} of the range in the BAR"
+        );
     }
     for page in [first - 1, first + pages] {
-        if let Err(mismatch) = map.verify_pages(b, page, 1) {
-            fail!("page {page} of the BAR, beside the range: {mismatch}");
-        }
+        check_ok!(
+            map.verify_pages(b, page, 1),
+            "page {page} of the BAR, beside the range"
+        );
     }
     peer_reads(&peer, a, &[2, 0, 1])?;
     Ok(())
@@ -184,8 +183,7 @@ fn unbind() -> Outcome {
     let buffer = export(&bar_file, MEMORY, 0, 2 * PAGE64)?;
     let (pattern, _) = patterns();
     for (peer, mode) in peers.iter().zip([Mode::Dynamic, Mode::Revocable]) {
-        peer.attach(&buffer, mode)?;
-        peer.pin_and_map(mode)?;
+        peer.attach_and_map(&buffer, mode)?;
         peer_writes(peer, pattern, &[1])?;
     }
     let unbinding = Unbinding::start(exporter.gpu())?;

@@ -54,10 +54,8 @@ fn up() -> Outcome {
 
     map.fill(a);
     // The object is in system memory because of the other importer, which then detaches.
-    other.attach(&buffer, Mode::NoP2p)?;
-    other.map()?;
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
+    other.attach_and_map(&buffer, Mode::NoP2p)?;
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
     placed(&object, uapi::PLACEMENT_SYSTEM)?;
     other.detach()?;
 
@@ -69,8 +67,7 @@ fn up() -> Outcome {
         peer.status()?.flags & uapi::EDU_PEER_STATUS_BUSY != 0,
         "the transfer is over before it was looked at"
     );
-    other.attach(&buffer, Mode::Dynamic)?;
-    other.map()?;
+    other.attach_and_map(&buffer, Mode::Dynamic)?;
     placed(&object, uapi::PLACEMENT_VRAM)?;
     cpu_reads(&map, b, &(0..LONG).collect::<Vec<_>>())?;
     check_eq!(peer.finish_write()?, (LONG * PAGE) as u64, "bytes written");
@@ -91,8 +88,7 @@ fn copied() -> Outcome {
     heap.sync(WRITE)?;
     heap.map()?.fill(a);
     heap.sync(WRITE | END)?;
-    fixture.peer.attach(&heap, Mode::Static)?;
-    fixture.peer.map()?;
+    fixture.peer.attach_and_map(&heap, Mode::Static)?;
     peer_reads(&fixture.peer, a, &[0, LONG - 1])?;
 
     // The access has ended when the copy is done, on whichever processor the copy runs.

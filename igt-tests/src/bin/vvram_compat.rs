@@ -8,13 +8,13 @@ use vvram_tests::drm::{ioctl, Attachment, Drm, EITHER};
 use vvram_tests::fence::SyncObj;
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, Expect, Fixture};
 use vvram_tests::heap;
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::memory;
 use vvram_tests::peer::{check_table, Mode, Peer};
 use vvram_tests::uapi::{self, VvramGemCopy, VvramGemCreate};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
-
-const PAGE64: u64 = PAGE as u64;
+use vvram_tests::{
+    check, check_eq, check_ok, expect_errno, fail, igt_main, Outcome, Stop, SysError,
+};
 
 /// `struct drm_version` of 32 bits.
 #[repr(C)]
@@ -66,9 +66,7 @@ fn same(both: impl Fn() -> Result<Vec<String>, Stop>) -> Outcome {
         let _on = compat::on();
         both()?
     };
-    if wide.is_empty() {
-        fail!("nothing was compared");
-    }
+    check!(!wide.is_empty(), "nothing was compared");
     for (wide, narrow) in wide.iter().zip(&narrow) {
         check_eq!(narrow, wide, "what a call of 32 bits gave");
     }
@@ -215,9 +213,7 @@ fn edu_peer() -> Outcome {
         peer.submit_read(PAGE64, PAGE)?;
         let moved = peer.finish_read(&mut data)?;
         seen.push(format!("{moved} bytes"));
-        if let Err(mismatch) = b.verify(&data, PAGE64) {
-            fail!("the peer read: {mismatch}");
-        }
+        check_ok!(b.verify(&data, PAGE64), "the peer read");
         a.fill(&mut data, PAGE64);
         peer.submit_write(PAGE64, &data)?;
         seen.push(format!("{} bytes", peer.finish_write()?));

@@ -10,16 +10,16 @@ use vvram_tests::fixture::{patterns, squeeze, works};
 use vvram_tests::foreign::{make, Foreign, Kind, KINDS};
 use vvram_tests::fragment;
 use vvram_tests::heap;
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE64};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::proc::Child;
+use vvram_tests::rdma::Model;
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::uapi::{DrmGetCap, VvramGemCopy, VvramSync};
-use vvram_tests::{check, check_eq, drm, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check, check_eq, check_ok, drm, expect_errno, igt_main, uapi, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const PAGES: usize = 4;
 const SIZE: u64 = PAGES as u64 * PAGE64;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -85,9 +85,7 @@ impl<'a> Side<'a> {
 
 #[track_caller]
 fn holds(map: &Map, pattern: Pattern, what: &str) -> Outcome {
-    if let Err(mismatch) = map.verify(pattern) {
-        return Err(Stop::fail(format_args!("{what}: {mismatch}")));
-    }
+    check_ok!(map.verify(pattern), "{what}");
     Ok(())
 }
 
@@ -156,9 +154,11 @@ fn offsets() -> Outcome {
         let (side, oracle) = &sides[to];
         for (index, want) in oracle.chunks_exact(8).enumerate() {
             let seen = side.map.read(index).to_le_bytes();
-            if seen != want {
-                fail!("{what}: at {} expected {want:x?}, saw {seen:x?}", 8 * index);
-            }
+            check!(
+                seen == want,
+                "{what}: at {} expected {want:x?}, saw {seen:x?}",
+                8 * index
+            );
         }
     }
     Ok(())
@@ -248,24 +248,14 @@ fn fragmented() -> Outcome {
     let (first, size) = (24, 7 * PAGE64 + 8);
     drm.copy((&system, first), (&ragged.object, first), size)?
         .finish()?;
-    for index in 0..8 * PAGE / 8 {
-        let inside = (first..first + size).contains(&(8 * index as u64));
-        let want = if inside { b } else { a }.word(index as u64);
-        check_eq!(map.read(index), want, "word {index} of VRAM in pieces");
-    }
+    let moved = Model::new(a).with_copy(b, first, first, size);
+    check_ok!(moved.verify(&map), "VRAM in pieces");
     // The pieces of one side end at other offsets than the pages of the other side.
     map.fill(a);
     drm.copy((&system, 0), (&ragged.object, first), size)?
         .finish()?;
-    for index in 0..8 * PAGE / 8 {
-        let inside = (first..first + size).contains(&(8 * index as u64));
-        let want = if inside {
-            b.word(index as u64 - first / 8)
-        } else {
-            a.word(index as u64)
-        };
-        check_eq!(map.read(index), want, "word {index} from other offsets");
-    }
+    let moved = Model::new(a).with_copy(b, 0, first, size);
+    check_ok!(moved.verify(&map), "from other offsets");
     Ok(())
 }
 
@@ -617,9 +607,10 @@ fn many() -> Outcome {
                 drm.copy((&shared[0], 0), (&shared[1], 0), SIZE)?;
                 drm.copy((&objects[0], 0), (&objects[1], 0), size / 2)?
                     .finish()?;
-                if let Err(mismatch) = maps[1].verify_pages(pattern, 0, PAGES) {
-                    fail!("client {client} in round {round}: {mismatch}");
-                }
+                check_ok!(
+                    maps[1].verify_pages(pattern, 0, PAGES),
+                    "client {client} in round {round}"
+                );
             }
             Ok(())
         })?);

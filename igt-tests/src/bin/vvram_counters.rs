@@ -8,16 +8,15 @@
 use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::{DmaBuf, Gem, EITHER};
 use vvram_tests::fence::Timeline;
-use vvram_tests::fixture::{placed, squeeze_idle, works, Expect, Fixture};
-use vvram_tests::map::PAGE;
+use vvram_tests::fixture::{placed, squeeze_idle, Expect, Fixture};
+use vvram_tests::map::PAGE64;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, Steps};
-use vvram_tests::rebind::{reload, Unbound};
+use vvram_tests::rebind::{with_parameters, Unbound};
 use vvram_tests::signals::{await_sleep, catch};
 use vvram_tests::uapi::{self, DMA_BUF_SYNC_READ as READ};
 use vvram_tests::{check_eq, expect_errno, igt_main, Outcome, Stop, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 const EXPORT: u32 = EITHER | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
 const ONLY: u32 = uapi::CREATE_VRAM;
 
@@ -277,8 +276,7 @@ fn pins() -> Outcome {
 fn outside_bar() -> Outcome {
     const VISIBLE: u64 = 1 << 20;
     let refused = Expect::get()? == Expect::Refused;
-    reload("vvram", &[&format!("visible_kib={}", VISIBLE >> 10)])?;
-    let outcome = (|| {
+    with_parameters(&[&format!("visible_kib={}", VISIBLE >> 10)], || {
         let c = Counted::new(Fixture::open()?)?;
         // Without a route the reason no-route comes first.
         let reason = if refused { "no-route" } else { "outside-bar" };
@@ -298,10 +296,7 @@ fn outside_bar() -> Outcome {
             Ok(())
         })?;
         c.once("map-system", reason, || Ok(peer.map()?))
-    })();
-    reload("vvram", &[])?;
-    outcome?;
-    works()
+    })
 }
 
 /// Buffers of a device that is gone are not counted by the new device, which begins with zero.

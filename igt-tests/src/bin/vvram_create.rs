@@ -3,11 +3,9 @@
 //! DRM_IOCTL_VVRAM_GEM_CREATE, and the VRAM of its objects.
 
 use vvram_tests::drm::{Drm, EITHER};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::uapi::{self};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
-
-const PAGE64: u64 = PAGE as u64;
+use vvram_tests::{check, check_eq, check_ok, expect_errno, fail, igt_main, Outcome};
 
 fn sizes() -> Outcome {
     let drm = Drm::open()?;
@@ -133,12 +131,11 @@ fn zeroed() -> Outcome {
             let size = left.min(piece - round * 5 * PAGE64);
             let object = drm.create(size)?;
             let map = object.map()?;
-            if let Err(mismatch) = map.verify_value(0) {
-                fail!(
-                    "round {round}, object {} of {size:#x} bytes: new VRAM is not zero: {mismatch}",
-                    kept.len()
-                );
-            }
+            check_ok!(
+                map.verify_value(0),
+                "round {round}, object {} of {size:#x} bytes: new VRAM is not zero",
+                kept.len()
+            );
             map.set(0x5ec2_e75e_c2e7_0000 | round);
             left -= object.size();
             kept.push(object);

@@ -10,16 +10,15 @@ use vvram_tests::drm::{path_name, reason_name, text, Drm, Gem, EITHER};
 use vvram_tests::fixture::{
     cpu_reads, patterns, peer_reads, peer_writes, placed, works, Expect, Fixture,
 };
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
-use vvram_tests::rebind::{module_users, reload, Unbound};
+use vvram_tests::rebind::{need_module, reload, Unbound};
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::uapi::{self, PeerAttachment};
-use vvram_tests::{check, check_eq, expect_errno, igt_main, skip};
-use vvram_tests::{Outcome, Stop};
+use vvram_tests::{check, check_eq, expect_errno, igt_main};
+use vvram_tests::{check_ok, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 
@@ -260,8 +259,7 @@ fn forced_move() -> Outcome {
     map.fill(a);
     let buffer = object.export()?;
     let peer = &fixture.peer;
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
     fixture.check_table(peer, &map)?;
     let mut invalidated = peer.status()?.invalidations;
     let moves = fixture.drm.getparam(uapi::PARAM_MOVES)?;
@@ -270,9 +268,7 @@ fn forced_move() -> Outcome {
     placed(&object, SYSTEM)?;
     invalidated += 1;
     check_eq!(peer.status()?.invalidations, invalidated, "invalidations");
-    if let Err(mismatch) = map.verify(a) {
-        return Err(Stop::fail(format_args!("in system memory: {mismatch}")));
-    }
+    check_ok!(map.verify(a), "in system memory");
     // A move to where the object is already.
     force(&debugfs, &object, "system")?;
     map.fill(b);
@@ -433,11 +429,10 @@ fn evict() -> Outcome {
     for (index, object) in free.iter().enumerate() {
         placed(object, SYSTEM)?;
         let pattern = a.derive(index as u64);
-        if let Err(mismatch) = object.map()?.verify(pattern) {
-            return Err(Stop::fail(format_args!(
-                "object {index} after its eviction: {mismatch}"
-            )));
-        }
+        check_ok!(
+            object.map()?.verify(pattern),
+            "object {index} after its eviction"
+        );
     }
     fixture.peer.unmap()?;
     fixture.peer.unpin()?;
@@ -456,9 +451,7 @@ fn jobs() -> Outcome {
     for (name, place) in [("system", SYSTEM), ("vram", VRAM)] {
         debugfs.write("move", &format!("{id} {name}"))?;
         placed(&object, place)?;
-        if let Err(mismatch) = object.map()?.verify(a) {
-            return Err(Stop::fail(format_args!("moved to {name}: {mismatch}")));
-        }
+        check_ok!(object.map()?.verify(a), "moved to {name}");
         check_eq!(
             debugfs.read("jobs")?,
             "lost: 0\ndone again: 0\nquarantined: 0\nmapped: 0\n",
@@ -546,8 +539,7 @@ fn counters() -> Outcome {
         )?;
     }
     for _ in 0..2 {
-        peer.attach(&buffer, Mode::Static)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Static)?;
         peer.unmap()?;
         peer.map()?;
         peer.detach()?;
@@ -568,8 +560,7 @@ fn counters() -> Outcome {
     let attached = peer.attach(&only_buffer, Mode::Dynamic);
     if fixture.expect == Expect::Refused {
         expect_errno("attaching without a route", attached, libc::EOPNOTSUPP)?;
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
         check_eq!(
             difference(&before, &debugfs.counters()?),
             [
@@ -595,8 +586,7 @@ fn counters() -> Outcome {
     let before = debugfs.counters()?;
     let other = peer.reopen()?;
     peer.attach(&buffer, Mode::Dynamic)?;
-    other.attach(&buffer, Mode::NoP2p)?;
-    other.map()?;
+    other.attach_and_map(&buffer, Mode::NoP2p)?;
     peer.map()?;
     check_eq!(
         difference(&before, &debugfs.counters()?),
@@ -623,8 +613,7 @@ fn counters() -> Outcome {
     // An object that may only be in system memory.
     let system = fixture.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
     let system_buffer = system.export()?;
-    peer.attach(&system_buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&system_buffer, Mode::Dynamic)?;
     check_eq!(
         difference(&before, &debugfs.counters()?),
         [
@@ -712,9 +701,7 @@ fn storm() -> Outcome {
 /// unloaded.
 fn unbind() -> Outcome {
     let fixture = Fixture::open()?;
-    if module_users("vvram").is_none() {
-        skip!("vvram is built into the kernel");
-    }
+    need_module()?;
     let debugfs = DebugFs::open(&fixture.gpu)?;
     let object = fixture.drm.create_flags(PAGE64, EITHER)?;
     let text = format!("{} system", object.info()?.id);

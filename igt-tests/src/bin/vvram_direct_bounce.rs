@@ -10,7 +10,7 @@ use vvram_tests::drm::Drm;
 use vvram_tests::fixture::patterns;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::uapi::{CREATE_DIRECT_IO, CREATE_VRAM};
-use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
+use vvram_tests::{check, check_eq, check_ok, igt_main, Outcome, Stop, SysError};
 
 const LEN: usize = 32 * PAGE;
 const TRIES: u32 = 20;
@@ -55,9 +55,7 @@ fn none() -> Outcome {
             }
         }
         check_eq!(least, 0, "slots for a {way:?} of VRAM");
-        if let Err(mismatch) = vram.verify(a) {
-            fail!("VRAM after a {way:?}: {mismatch}");
-        }
+        check_ok!(vram.verify(a), "VRAM after a {way:?}");
     }
     disk.verify(a, 0, LEN)
 }

@@ -13,7 +13,7 @@ use vvram_tests::fixture::{patterns, Expect};
 use vvram_tests::igt::say;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::uapi::{CREATE_DIRECT_IO, CREATE_VRAM};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, SysError};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, Outcome, SysError};
 
 const LEN: usize = 64 * PAGE;
 
@@ -37,9 +37,7 @@ fn ext4() -> Outcome {
     fs::write(&from, &data).map_err(|error| SysError::io("write(from)", &error))?;
     map.fill(b);
     Direct::open(&from, false)?.transfer(Way::Read, Part::all(&map), 0)?;
-    if let Err(mismatch) = map.verify(a) {
-        fail!("read from ext4: {mismatch}");
-    }
+    check_ok!(map.verify(a), "read from ext4");
 
     // The other direction.
     map.fill(b);
@@ -48,9 +46,7 @@ fn ext4() -> Outcome {
     // SAFETY: a plain system call on an fd that is open.
     check_eq!(unsafe { libc::fsync(file.fd()) }, 0, "fsync()");
     let data = cached(&to, 0, LEN)?;
-    if let Err(mismatch) = b.verify(&data, 0) {
-        fail!("written to ext4: {mismatch}");
-    }
+    check_ok!(b.verify(&data, 0), "written to ext4");
     check_eq!(pinned()?, before, "pages that stay pinned");
     Ok(())
 }
@@ -240,9 +236,7 @@ fn mixed() -> Outcome {
     for page in 0..4 {
         let (first, second) = if page % 2 == 0 { (a, b) } else { (b, a) };
         for (map, pattern, what) in [(&ram, first, "RAM"), (&vram, second, "VRAM")] {
-            if let Err(mismatch) = map.verify_pages(pattern, page, 1) {
-                fail!("{what}: {mismatch}");
-            }
+            check_ok!(map.verify_pages(pattern, page, 1), "{what}");
         }
     }
     Ok(())

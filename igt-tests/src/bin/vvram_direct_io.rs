@@ -8,13 +8,12 @@ use std::process::Command;
 use vvram_tests::disk::{load, pinned, Direct, Disk, Part, Way};
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::fixture::{mapped_by_peer, patterns, placed, Expect, Fixture};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_SYSTEM, CREATE_VRAM};
-use vvram_tests::{check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
+use vvram_tests::{check_eq, check_ok, expect_errno, igt_main, Outcome, Stop, SysError};
 
-const PAGE64: u64 = PAGE as u64;
 /// More than a bio has segments.
 const MANY: usize = 300;
 
@@ -37,9 +36,7 @@ fn check_transfer(disk: &Disk, way: Way, part: Part, offset: u64) -> Result<bool
 }
 
 fn verify(map: &Map, pattern: Pattern, what: &str) -> Outcome {
-    if let Err(mismatch) = map.verify(pattern) {
-        fail!("{what}: {mismatch}");
-    }
+    check_ok!(map.verify(pattern), "{what}");
     Ok(())
 }
 

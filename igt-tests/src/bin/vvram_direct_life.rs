@@ -12,19 +12,20 @@ use vvram_tests::debugfs::DebugFs;
 use vvram_tests::disk::{pinned, Disk, Part, StalledRead, Way};
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::fixture::{patterns, placed, squeeze, works, Expect};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::plug::Plug;
 use vvram_tests::proc::{Child, KernelLog, Steps};
 use vvram_tests::qmp::Monitor;
-use vvram_tests::rebind::{module_users, reload, Unbound};
+use vvram_tests::rebind::{with_parameters, Unbound};
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_SYSTEM, CREATE_VRAM};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, Outcome, Stop, SysError};
+use vvram_tests::{
+    check, check_eq, check_ok, expect_errno, fail, igt_main, Outcome, Stop, SysError,
+};
 
-const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 const EITHER: u32 = CREATE_VRAM | CREATE_SYSTEM | CREATE_DIRECT_IO;
 const PAGES: usize = 64;
@@ -150,9 +151,7 @@ fn moved() -> Outcome {
         let map = object.map()?;
         placed(&object, uapi::PLACEMENT_VRAM)?;
         if round > 0 {
-            if let Err(mismatch) = map.verify(a.derive(round - 1)) {
-                fail!("back in VRAM: {mismatch}");
-            }
+            check_ok!(map.verify(a.derive(round - 1)), "back in VRAM");
         }
         map.fill(a.derive(round));
         expect_errno(
@@ -204,9 +203,7 @@ fn reused() -> Outcome {
     }
     read.finish()?;
     for other in &others {
-        if let Err(mismatch) = other.map()?.verify(b) {
-            fail!("the disk wrote to VRAM of others: {mismatch}");
-        }
+        check_ok!(other.map()?.verify(b), "the disk wrote to VRAM of others");
     }
     await_param(&drm, uapi::PARAM_DIRECT_IO_BUSY, 0)?;
     await_param(&drm, uapi::PARAM_VRAM_PINNED, 0)?;
@@ -231,9 +228,7 @@ fn again() -> Outcome {
     check_eq!(busy(&drm)?, 0, "VRAM kept from use, of a mapped object");
     check_eq!(charged(&drm)?, SIZE, "pinned");
     read.finish()?;
-    if let Err(mismatch) = map.verify(a) {
-        fail!("mapped again: {mismatch}");
-    }
+    check_ok!(map.verify(a), "mapped again");
     drop(map);
     await_param(&drm, uapi::PARAM_VRAM_PINNED, 0)?;
     files.write("move", &away).map_err(Stop::from)
@@ -254,9 +249,10 @@ fn in_part() -> Outcome {
     drop(map);
     check_eq!(busy(&drm)?, SIZE, "VRAM kept from use");
     let map = object.map()?;
-    if let Err(mismatch) = map.verify_pages(b, 0, PAGES / 2) {
-        fail!("the pages before those that are read to: {mismatch}");
-    }
+    check_ok!(
+        map.verify_pages(b, 0, PAGES / 2),
+        "the pages before those that are read to"
+    );
     read.finish()?;
     for word in 0..half / 8 {
         check_eq!(
@@ -372,9 +368,7 @@ fn reads_to_vram(disk: &Disk) -> Outcome {
     map.fill(b);
     disk.direct.transfer(Way::Read, Part::all(&map), 0)?;
     placed(&object, uapi::PLACEMENT_VRAM)?;
-    if let Err(mismatch) = map.verify(a) {
-        fail!("read to VRAM: {mismatch}");
-    }
+    check_ok!(map.verify(a), "read to VRAM");
     Ok(())
 }
 
@@ -404,9 +398,7 @@ fn storm() -> Outcome {
         };
         map.write(0, b.word(0));
         disk.direct.transfer(Way::Read, Part::all(&map), 0)?;
-        if let Err(mismatch) = map.verify(a) {
-            fail!("round {round}: {mismatch}");
-        }
+        check_ok!(map.verify(a), "round {round}");
     }
     drop(timer);
     storm.end()?;
@@ -581,19 +573,6 @@ fn pool_taken() -> Outcome {
     fail!("no task was faster than the driver");
 }
 
-/// Loads the driver with a parameter, runs a test, and loads the driver without the parameter
-/// again.
-fn with(parameter: &str, body: fn() -> Outcome) -> Outcome {
-    if module_users("vvram").is_none() {
-        skip!("vvram is built into the kernel");
-    }
-    reload("vvram", &[parameter])?;
-    let outcome = body();
-    reload("vvram", &[])?;
-    outcome?;
-    works()
-}
-
 fn without_pages() -> Outcome {
     let drm = Drm::open()?;
     check_eq!(
@@ -654,9 +633,9 @@ igt_main! {
     "storm", "evictions, signals and transfers", storm;
     "killed", "a killed process leaves nothing behind", killed;
     "without-pages", "the driver works without pages, EOPNOTSUPP for direct I/O", || {
-        with("struct_pages=0", without_pages)
+        with_parameters(&["struct_pages=0"], without_pages)
     };
-    "small", "a part of VRAM is visible", || with("visible_kib=5000", small);
+    "small", "a part of VRAM is visible", || with_parameters(&["visible_kib=5000"], small);
     "pool", "p2pmem/allocate returns no pages", pool;
     "pool-taken", "the driver does without the pool if a part of it is in use", pool_taken;
 }

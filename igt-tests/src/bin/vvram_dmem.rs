@@ -14,7 +14,7 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
 use vvram_tests::svm::{check_places, filled, holds};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, uapi, Outcome};
 
 const MIB: u64 = 1 << 20;
 
@@ -53,9 +53,11 @@ fn limit() -> Outcome {
         check_eq!(in_vram, 4, "objects of 1 MiB in VRAM");
         check_eq!(group.current(), Some(4 * MIB), "VRAM of the group");
         for (index, (object, map)) in objects.iter().enumerate() {
-            if let Err(mismatch) = map.verify(seed.derive(index as u64)) {
-                fail!("object {index}, {:?}: {mismatch}", object.info()?);
-            }
+            check_ok!(
+                map.verify(seed.derive(index as u64)),
+                "object {index}, {:?}",
+                object.info()?
+            );
         }
         drop(objects);
         let kept = drm.create(4 * MIB)?;
@@ -129,9 +131,7 @@ fn renewed(name: &str, renew: impl Fn(&PciDevice) -> Outcome) -> Outcome {
         drop(old);
         check_eq!(group.current(), Some(MIB), "VRAM of the group");
         for (object, pattern) in [(&kept, a), (&other, b)] {
-            if let Err(mismatch) = object.map()?.verify(pattern) {
-                fail!("{:?}: {mismatch}", object.info()?);
-            }
+            check_ok!(object.map()?.verify(pattern), "{:?}", object.info()?);
         }
         Ok(())
     })?;

@@ -7,11 +7,10 @@ use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fixture::{
     cpu_reads, patterns, peer_reads, peer_writes, placed, squeeze_idle, Expect, Fixture,
 };
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::peer::Mode;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
 
-const PAGE64: u64 = PAGE as u64;
 const EXPORT: u32 = EITHER | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
@@ -84,8 +83,7 @@ fn no_compromise() -> Outcome {
     let map = object.map()?;
     map.fill(a);
     let buffer = object.export()?;
-    fixture.peer.attach(&buffer, Mode::Dynamic)?;
-    fixture.peer.map()?;
+    fixture.peer.attach_and_map(&buffer, Mode::Dynamic)?;
     for mode in [Mode::NoP2p, Mode::Static] {
         expect_errno(
             "an attach that needs system memory",

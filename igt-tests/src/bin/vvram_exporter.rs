@@ -11,15 +11,14 @@ use vvram_tests::debugfs::{words, Buffer, DebugFs};
 use vvram_tests::drm::{DmaBuf, Drm, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fixture::{patterns, peer_reads, placed, Fixture};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::misc::without_fds;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::Child;
 use vvram_tests::socket::{receive_fd, send_fd, sockets};
 use vvram_tests::uapi;
-use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 /// How often an export is tried whose handle is closed meanwhile, and how many successes are
 /// enough.
@@ -57,7 +56,7 @@ fn usage(debugfs: &DebugFs) -> Result<[u64; 5], Stop> {
     for (number, name) in numbers.iter_mut().zip(names) {
         match words.get(name).and_then(|word| word.parse().ok()) {
             Some(value) => *number = value,
-            None => return Err(Stop::fail(format_args!("{name} in {text:?}"))),
+            None => fail!("{name} in {text:?}"),
         }
     }
     Ok(numbers)
@@ -151,8 +150,7 @@ fn orphans() -> Outcome {
     more([0, used, 1, 0, 0])?;
     let peers = [fixture.peer.reopen()?, fixture.peer.reopen()?];
     for peer in &peers {
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
     }
     more([0, used, 1, 2, 0])?;
     is_orphan(false, "with a handle and a file descriptor")?;
@@ -211,7 +209,7 @@ fn reused() -> Outcome {
             (measuring.join(), exporting.join(), next)
         });
         let (Ok(measured), Ok(exported)) = (measured, exported) else {
-            return Err(Stop::fail("a thread panicked"));
+            fail!("a thread panicked");
         };
         measured?;
         check_eq!(next?, handle, "handle of the next object");

@@ -12,7 +12,7 @@ use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{
     cpu_reads, patterns, peer_reads, placed, share, squeeze_idle, works, Fixture,
 };
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::misc;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::{Child, KernelLog, Steps};
@@ -22,7 +22,6 @@ use vvram_tests::trace::Trace;
 use vvram_tests::uapi::{self, DMA_BUF_SYNC_READ as READ};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 const FENCE: &str = "dma_fence_default_wait";
 /// The errno in a tracepoint where the system call returns EINTR.
@@ -313,8 +312,7 @@ fn two_holders() -> Outcome {
     let shared = share(&fixture.drm, 2)?;
     shared.map.fill(a);
     let (device, kernel) = (&fixture.peer, fixture.peer.reopen()?);
-    device.attach(&shared.buffer, Mode::Pinned)?;
-    device.pin_and_map(Mode::Pinned)?;
+    device.attach_and_map(&shared.buffer, Mode::Pinned)?;
     kernel.attach(&shared.buffer, Mode::Cpu)?;
     kernel.map()?;
     let mapped = |who: &str| {

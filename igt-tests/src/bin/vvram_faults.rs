@@ -14,7 +14,7 @@ use vvram_tests::fixture::{
     cpu_reads, patterns, peer_reads, peer_writes, placed, share, works, Fixture,
 };
 use vvram_tests::foreign::Kind;
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
@@ -26,8 +26,6 @@ use vvram_tests::sweeps::{self, nothing, populate, zero, Object, Once};
 use vvram_tests::sweeps::{COPY, MAP, MOVES, NONE, PROBE, USUAL};
 use vvram_tests::uapi::{self, VvramGemCopy};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
-
-const PAGE64: u64 = PAGE as u64;
 
 fn open() -> Outcome {
     sweeps::open("open", Drm::open()?.path())?;
@@ -102,7 +100,7 @@ fn mmap() -> Outcome {
         || {
             let drm = Drm::open()?;
             let what = uapi::CREATE_VRAM | uapi::CREATE_DIRECT_IO;
-            let handle = drm.create_flags(2 * PAGE as u64, what)?.leak();
+            let handle = drm.create_flags(2 * PAGE64, what)?.leak();
             Ok((drm.mmap_offset(handle)?, drm))
         },
         |(offset, drm)| populate(&zero, &Map::new(drm.fd(), *offset, 2 * PAGE)?),
@@ -220,8 +218,7 @@ fn questions() -> Outcome {
             Object::exported(Drm::open()?, EITHER)?,
             fixture.peer.reopen()?,
         );
-        it.1.attach(&it.0 .1, Mode::Pinned)?;
-        it.1.pin_and_map(Mode::Pinned)?;
+        it.1.attach_and_map(&it.0 .1, Mode::Pinned)?;
         Ok(it)
     };
     faults.sweep(
@@ -275,8 +272,7 @@ fn unbind() -> Outcome {
             || {
                 let it = Object::exported(Drm::open()?, EITHER)?;
                 let peer = fixture.peer.reopen()?;
-                peer.attach(&it.1, mode)?;
-                peer.pin_and_map(mode)?;
+                peer.attach_and_map(&it.1, mode)?;
                 Ok((Probe::new(&gpu, "vvram"), it, peer))
             },
             |(gpu, ..)| gpu.unbind(),
@@ -323,8 +319,7 @@ fn moves() -> Outcome {
         || {
             let it = Object::exported(Drm::open()?, EITHER)?;
             let peer = fixture.peer.reopen()?;
-            peer.attach(&it.1, Mode::Dynamic)?;
-            peer.map()?;
+            peer.attach_and_map(&it.1, Mode::Dynamic)?;
             Ok((it, peer))
         },
         |_| debugfs.write("move", "evict"),
@@ -336,8 +331,7 @@ fn moves() -> Outcome {
         || {
             let it = Object::exported(Drm::open()?, EITHER)?;
             let peer = fixture.peer.reopen()?;
-            peer.attach(&it.1, Mode::Dynamic)?;
-            peer.map()?;
+            peer.attach_and_map(&it.1, Mode::Dynamic)?;
             peer.unmap()?;
             debugfs.write("move", "evict")?;
             Ok((it, peer))
@@ -585,8 +579,7 @@ fn workers() -> Outcome {
         // A move by the engine, to system memory and back, with an importer.
         let shared = share(&fixture.drm, 4)?;
         shared.map.fill(a);
-        fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
-        fixture.peer.map()?;
+        fixture.peer.attach_and_map(&shared.buffer, Mode::Dynamic)?;
         debugfs.write("move", "evict")?;
         cpu_reads(&shared.map, a, &[0, 3])?;
         fixture.peer.map()?;
@@ -679,8 +672,7 @@ fn release() -> Outcome {
         || {
             let it = Object::exported(Drm::open()?, EITHER)?;
             let peer = fixture.peer.reopen()?;
-            peer.attach(&it.1, Mode::Dynamic)?;
-            peer.map()?;
+            peer.attach_and_map(&it.1, Mode::Dynamic)?;
             Ok((it, Some(peer)))
         },
         |(_, peer)| {

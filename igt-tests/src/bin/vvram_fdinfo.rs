@@ -6,12 +6,11 @@ use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{Drm, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fixture::Fixture;
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
-use vvram_tests::{check, check_eq, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check, check_eq, igt_main, uapi, Outcome};
 
-const PAGE64: u64 = PAGE as u64;
 const PINNED: &str = "vvram-pinned-vram0";
 const VISIBLE: &str = "vvram-visible-vram0";
 
@@ -44,11 +43,10 @@ fn memory(drm: &Drm, what: &str, want: &[(&str, u64)]) -> Outcome {
     let info = FdInfo::of(drm)?;
     for (key, pages) in want {
         let key = format!("drm-{key}");
-        if info.bytes(&key)? != pages * PAGE64 {
-            return Err(Stop::fail(format_args!(
-                "{what}: expected {pages} pages as {key}: {info:?}"
-            )));
-        }
+        check!(
+            info.bytes(&key)? == pages * PAGE64,
+            "{what}: expected {pages} pages as {key}: {info:?}"
+        );
     }
     // The CPU sees all of VRAM in these guests.
     check_eq!(
@@ -132,18 +130,16 @@ fn regions() -> Outcome {
 fn pinned(what: &str, want: [(&Drm, u64); 2], device: u64) -> Outcome {
     for (index, (drm, pages)) in want.into_iter().enumerate() {
         let seen = FdInfo::of(drm)?.bytes(PINNED)?;
-        if seen != pages * PAGE64 {
-            return Err(Stop::fail(format_args!(
-                "{what}: expected {pages} pages as {PINNED} of client {index}, saw {seen} bytes"
-            )));
-        }
+        check!(
+            seen == pages * PAGE64,
+            "{what}: expected {pages} pages as {PINNED} of client {index}, saw {seen} bytes"
+        );
     }
     let seen = want[0].0.getparam(uapi::PARAM_VRAM_PINNED)?;
-    if seen != device * PAGE64 {
-        return Err(Stop::fail(format_args!(
-            "{what}: expected {device} pages pinned of the device, saw {seen} bytes"
-        )));
-    }
+    check!(
+        seen == device * PAGE64,
+        "{what}: expected {device} pages pinned of the device, saw {seen} bytes"
+    );
     Ok(())
 }
 

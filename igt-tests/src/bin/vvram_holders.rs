@@ -11,8 +11,8 @@ use vvram_tests::fixture::{
 };
 use vvram_tests::map::PAGE;
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::rebind::{module_users, reload, Unbound};
-use vvram_tests::{check, check_eq, expect_errno, igt_main, skip, uapi, Outcome, Stop};
+use vvram_tests::rebind::{need_module, reload, Unbound};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 
 const ONLY: u32 = uapi::CREATE_VRAM;
 const SIZE: u64 = 4 * PAGE as u64;
@@ -70,8 +70,7 @@ fn refuse() -> Outcome {
     let either = fixture.drm.create_flags(SIZE, EITHER)?;
     let (map, buffer) = (either.map()?, either.export()?);
     map.fill(a);
-    peer.attach(&buffer, Mode::Pinned)?;
-    peer.pin_and_map(Mode::Pinned)?;
+    peer.attach_and_map(&buffer, Mode::Pinned)?;
     let entry = only(&either)?;
     check_eq!(entry.path, uapi::PATH_SYSTEM, "path");
     check_eq!(entry.reason, uapi::REASON_NOT_REVOCABLE, "reason");
@@ -90,8 +89,7 @@ fn refuse() -> Outcome {
         let object = fixture.drm.create_flags(SIZE, EITHER)?;
         let (map, buffer) = (object.map()?, object.export()?);
         map.fill(b);
-        peer.attach(&buffer, mode)?;
-        peer.pin_and_map(mode)?;
+        peer.attach_and_map(&buffer, mode)?;
         fixture.check_only(&object, mode, mode.needs_pin(), true)?;
         fixture.check_table(peer, &map)?;
         peer_reads(peer, b, &[0, LAST])?;
@@ -122,8 +120,7 @@ fn refuse_unbind() -> Outcome {
         let object = fixture.drm.create_flags(SIZE, EITHER)?;
         let (buffer, peer) = (object.export()?, fixture.peer.reopen()?);
         object.map()?.fill(a);
-        peer.attach(&buffer, mode)?;
-        peer.pin_and_map(mode)?;
+        peer.attach_and_map(&buffer, mode)?;
         held.push((object, buffer, peer, mode));
     }
     drop(policy);
@@ -163,8 +160,7 @@ fn limit() -> Outcome {
     };
     let pinned = |buffer| -> Result<Peer, Stop> {
         let peer = fixture.peer.reopen()?;
-        peer.attach(buffer, Mode::Pinned)?;
-        peer.pin_and_map(Mode::Pinned)?;
+        peer.attach_and_map(buffer, Mode::Pinned)?;
         Ok(peer)
     };
     let (first, second) = (object(0)?, object(1)?);
@@ -198,8 +194,7 @@ fn limit() -> Outcome {
     );
     // The limit does not apply to importers that can be revoked.
     let revocable = fixture.peer.reopen()?;
-    revocable.attach(&second.1, Mode::Revocable)?;
-    revocable.pin_and_map(Mode::Revocable)?;
+    revocable.attach_and_map(&second.1, Mode::Revocable)?;
     peer_reads(&revocable, a.derive(1), &[0, LAST])?;
     policy.held(SIZE)?;
     drop(one);
@@ -274,9 +269,7 @@ fn client() -> Outcome {
 
 /// The module parameter sets the initial policy of a device.
 fn parameter() -> Outcome {
-    if module_users("vvram").is_none() {
-        skip!("vvram is built into the kernel");
-    }
+    need_module()?;
     let run = || -> Outcome {
         for (percent, policy) in [("0", "refuse"), ("25", "limit"), ("100", "accept")] {
             reload("vvram", &[&format!("unrevocable_percent={percent}")])?;
@@ -313,8 +306,7 @@ fn accept() -> Outcome {
     );
     let object = fixture.drm.create_flags(SIZE, EITHER)?;
     let buffer = object.export()?;
-    fixture.peer.attach(&buffer, Mode::Pinned)?;
-    fixture.peer.pin_and_map(Mode::Pinned)?;
+    fixture.peer.attach_and_map(&buffer, Mode::Pinned)?;
     fixture.check_only(&object, Mode::Pinned, true, true)?;
     let mut unbinding = vvram_tests::rebind::Unbinding::start(&fixture.gpu)?;
     std::thread::sleep(Duration::from_millis(300));

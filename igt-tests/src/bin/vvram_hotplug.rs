@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use vvram_tests::drm::Drm;
 use vvram_tests::edu;
-use vvram_tests::fixture::{patterns, peer_reads, share, works, Fixture};
+use vvram_tests::fixture::{check_revoked, patterns, peer_reads, share, works, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
@@ -15,7 +15,7 @@ use vvram_tests::plug::{Plug, LIMIT};
 use vvram_tests::proc::{Child, KernelLog};
 use vvram_tests::qmp::Monitor;
 use vvram_tests::uapi;
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
+use vvram_tests::{check, check_ok, expect_errno, fail, igt_main, Outcome};
 
 fn idle() -> Outcome {
     let plug = Plug::gpu()?;
@@ -54,20 +54,10 @@ fn mapped() -> Outcome {
         let mut monitor = Monitor::open()?;
         let shared = share(&fixture.drm, 2)?;
         let peer = &fixture.peer;
-        peer.attach(&shared.buffer, mode)?;
-        peer.pin_and_map(mode)?;
+        peer.attach_and_map(&shared.buffer, mode)?;
         fixture.check_only(&shared.object, mode, mode.needs_pin(), true)?;
         plug.out(&mut monitor)?;
-        let status = peer.status()?;
-        check!(
-            status.invalidations >= 1,
-            "the importer was not notified: {status:?}"
-        );
-        let mut want = uapi::EDU_PEER_STATUS_ATTACHED;
-        if mode == Mode::Revocable {
-            want |= uapi::EDU_PEER_STATUS_REVOKED;
-        }
-        check_eq!(status.flags, want, "flags after the unplug in {mode:?}");
+        check_revoked(peer, mode)?;
         expect_errno("map", peer.map(), libc::ENODEV)?;
         plug.back(&mut monitor)?;
         expect_errno("map of the old buffer", peer.map(), libc::ENODEV)?;
@@ -87,8 +77,7 @@ fn pinned() -> Outcome {
     let shared = share(&fixture.drm, 2)?;
     shared.map.fill(a);
     let peer = &fixture.peer;
-    peer.attach(&shared.buffer, Mode::Pinned)?;
-    peer.pin_and_map(Mode::Pinned)?;
+    peer.attach_and_map(&shared.buffer, Mode::Pinned)?;
     fixture.check_only(&shared.object, Mode::Pinned, true, true)?;
     let mut log = KernelLog::open()?;
     monitor.unplug(plug.id())?;
@@ -129,8 +118,7 @@ fn peer() -> Outcome {
     let mut peers = Vec::new();
     for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
         let peer = fixture.peer.reopen()?;
-        peer.attach(&shared.buffer, mode)?;
-        peer.pin_and_map(mode)?;
+        peer.attach_and_map(&shared.buffer, mode)?;
         peers.push(peer);
     }
     let slow = edu::slow()?;
@@ -143,9 +131,7 @@ fn peer() -> Outcome {
     for peer in &peers {
         expect_errno("status of a peer that is gone", peer.status(), libc::ENODEV)?;
     }
-    if let Err(mismatch) = shared.map.verify(a) {
-        fail!("the buffer changed: {mismatch}");
-    }
+    check_ok!(shared.map.verify(a), "the buffer changed");
     plug.back(&mut monitor)?;
     let fresh = Peer::open()?;
     fresh.attach(&shared.buffer, Mode::Dynamic)?;
@@ -160,8 +146,9 @@ fn remove_rescan() -> Outcome {
         let fixture = Fixture::with_route()?;
         let shared = share(&fixture.drm, 2)?;
         let device = if gpu { &fixture.gpu } else { &fixture.edu };
-        fixture.peer.attach(&shared.buffer, Mode::Revocable)?;
-        fixture.peer.pin_and_map(Mode::Revocable)?;
+        fixture
+            .peer
+            .attach_and_map(&shared.buffer, Mode::Revocable)?;
         let mut child = Child::spawn(|| Ok(device.remove()?))?;
         child.join("the removal", LIMIT)?;
         check!(!device.exists(), "{} is still there", device.name());

@@ -8,15 +8,14 @@ use std::time::Duration;
 use vvram_tests::drm::{DmaBuf, Drm, Gem};
 use vvram_tests::fixture::{patterns, works};
 use vvram_tests::foreign::{make, KINDS};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
 use vvram_tests::uapi::VvramGemImportInfo;
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, uapi, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const PAGES: usize = 4;
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -79,19 +78,19 @@ fn foreign() -> Outcome {
         let theirs = buffer.map()?;
         theirs.fill(a);
         let ours = object.map()?;
-        if let Err(mismatch) = ours.verify(a) {
-            fail!("{kind:?}: written through the dma-buf, read through the object: {mismatch}");
-        }
+        check_ok!(
+            ours.verify(a),
+            "{kind:?}: written through the dma-buf, read through the object"
+        );
         ours.fill(b);
-        if let Err(mismatch) = theirs.verify(b) {
-            fail!("{kind:?}: written through the object, read through the dma-buf: {mismatch}");
-        }
+        check_ok!(
+            theirs.verify(b),
+            "{kind:?}: written through the object, read through the dma-buf"
+        );
         drop(object);
         attached(buffer, &[])?;
         // The mapping is one of the exporter, and does not need the object.
-        if let Err(mismatch) = ours.verify(b) {
-            fail!("{kind:?}: after the handle was closed: {mismatch}");
-        }
+        check_ok!(ours.verify(b), "{kind:?}: after the handle was closed");
     }
     Ok(())
 }
@@ -150,9 +149,10 @@ fn close_orders() -> Outcome {
             } else {
                 drop((map, foreign));
                 described(&object)?;
-                if let Err(mismatch) = object.map()?.verify(a) {
-                    fail!("{kind:?}: only the object keeps the buffer: {mismatch}");
-                }
+                check_ok!(
+                    object.map()?.verify(a),
+                    "{kind:?}: only the object keeps the buffer"
+                );
             }
         }
     }
@@ -201,9 +201,10 @@ fn unbind() -> Outcome {
             expect_errno("GEM_INFO", object.info(), libc::ENODEV)?;
             expect_errno("PRIME_HANDLE_TO_FD", object.export(), libc::ENODEV)?;
             expect_errno("an import", drm.import(buffer), libc::ENODEV)?;
-            if let Err(mismatch) = ours.verify(a) {
-                fail!("{kind:?}: the mapping of the exporter after the unbind: {mismatch}");
-            }
+            check_ok!(
+                ours.verify(a),
+                "{kind:?}: the mapping of the exporter after the unbind"
+            );
             gone.rebind()?;
             expect_errno("GEM_IMPORT_INFO", object.import_info(), libc::ENODEV)?;
             attached(buffer, &[])?;
@@ -212,9 +213,7 @@ fn unbind() -> Outcome {
         let object = drm.import(buffer)?;
         described(&object)?;
         object.map()?.fill(b);
-        if let Err(mismatch) = map.verify(b) {
-            fail!("{kind:?}: after the rebind: {mismatch}");
-        }
+        check_ok!(map.verify(b), "{kind:?}: after the rebind");
     }
     works()
 }
@@ -269,9 +268,7 @@ fn pressure() -> Outcome {
     }
     for (index, (object, map, _)) in kept.iter().enumerate() {
         described(object)?;
-        if let Err(mismatch) = map.verify(a.derive(index as u64)) {
-            fail!("import {index}: {mismatch}");
-        }
+        check_ok!(map.verify(a.derive(index as u64)), "import {index}");
     }
     Ok(())
 }

@@ -8,14 +8,13 @@ use std::time::Duration;
 use vvram_tests::drm::{DmaBuf, Drm};
 use vvram_tests::edu;
 use vvram_tests::fixture::{patterns, peer_reads, peer_writes, share, Expect, Fixture};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{sleep_forever, Child, Steps};
 use vvram_tests::socket::{receive_fd, send_fd, sockets};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, uapi, Outcome};
 
-const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// How far the importer got before it died.
@@ -68,19 +67,15 @@ fn killed(mode: Mode, reached: Reached) -> Outcome {
         let list = shared.object.attachments().ok()?;
         list.is_empty().then_some(())
     });
-    if gone.is_none() {
-        fail!(
-            "the attachment of a killed importer is still there: {:?}",
-            shared.object.attachments()?
-        );
-    }
-    if let Err(mismatch) = shared.map.verify(a) {
-        fail!("the buffer changed: {mismatch}");
-    }
+    check!(
+        gone.is_some(),
+        "the attachment of a killed importer is still there: {:?}",
+        shared.object.attachments()?
+    );
+    check_ok!(shared.map.verify(a), "the buffer changed");
     drop(slow);
     // The device is free for the next one.
-    fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
-    fixture.peer.map()?;
+    fixture.peer.attach_and_map(&shared.buffer, Mode::Dynamic)?;
     fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
     fixture.check_table(&fixture.peer, &shared.map)?;
     peer_reads(&fixture.peer, a, &[0, 15])?;
@@ -205,8 +200,7 @@ fn exporter_owner() -> Outcome {
         sleep_forever()
     })?;
     let buffer = DmaBuf::new(receive_fd(&ours)?);
-    fixture.peer.attach(&buffer, Mode::Pinned)?;
-    fixture.peer.pin_and_map(Mode::Pinned)?;
+    fixture.peer.attach_and_map(&buffer, Mode::Pinned)?;
     child.kill()?;
     // A handle of this process, to list the attachments that the dead process may have left.
     let object = fixture.drm.import(&buffer)?;

@@ -7,14 +7,13 @@ use std::fs;
 use std::time::Duration;
 
 use vvram_tests::fixture::Fixture;
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::misc;
 use vvram_tests::peer::Mode;
 use vvram_tests::rebind::Unbound;
 use vvram_tests::slab::repeat;
 use vvram_tests::{check, fragment, igt_main, skip, uapi, Outcome};
 
-const PAGE64: u64 = PAGE as u64;
 /// A table of 65 to 127 entries is one object of the slab, of 4 KiB; a larger one comes as whole
 /// pages, which `SUnreclaim` does not count.
 const ENTRIES: usize = 100;
@@ -38,8 +37,7 @@ fn attachments() -> Outcome {
         fixture.peer.unmap()?;
         fixture.peer.map()?;
         fixture.peer.detach()?;
-        fixture.peer.attach(&buffer, Mode::Dynamic)?;
-        fixture.peer.map()?;
+        fixture.peer.attach_and_map(&buffer, Mode::Dynamic)?;
         fixture.peer.unmap()?;
         Ok(fixture.peer.detach()?)
     })

@@ -12,7 +12,7 @@ use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
-use vvram_tests::{check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check_eq, check_ok, expect_errno, igt_main, uapi, Outcome, Stop};
 
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(30);
@@ -46,12 +46,7 @@ impl<'a> Objects<'a> {
     #[track_caller]
     fn verify(&self) -> Outcome {
         for (index, (object, map, pattern)) in self.0.iter().enumerate() {
-            if let Err(mismatch) = map.verify(*pattern) {
-                return Err(Stop::fail(format_args!(
-                    "object {index}, {:?}: {mismatch}",
-                    object.info()?
-                )));
-            }
+            check_ok!(map.verify(*pattern), "object {index}, {:?}", object.info()?);
         }
         Ok(())
     }
@@ -110,8 +105,7 @@ fn max_unevictable() -> Outcome {
         let objects = Objects::new(&drm, 3)?;
         let pinned = &objects.0[0];
         let buffer = pinned.0.export()?;
-        peer.attach(&buffer, Mode::Pinned)?;
-        peer.pin_and_map(Mode::Pinned)?;
+        peer.attach_and_map(&buffer, Mode::Pinned)?;
         group.set("max", MIB)?;
         group.await_current(3 * MIB)?;
         check_eq!(objects.in_vram()?, 1, "objects in VRAM that may be evicted");
@@ -241,8 +235,7 @@ fn pinned() -> Outcome {
         peer_reads(&peers[2], objects.0[1].2, &[0, MIB as usize / PAGE - 1])?;
         // A group without a maximum.
         exporting.enter()?;
-        peers[0].attach(&buffers[0], Mode::Pinned)?;
-        peers[0].pin_and_map(Mode::Pinned)?;
+        peers[0].attach_and_map(&buffers[0], Mode::Pinned)?;
         check_eq!(exporting.pinned(), Some(MIB), "pinned by the other group");
         objects.verify()
     })?;

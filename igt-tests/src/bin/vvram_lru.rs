@@ -6,11 +6,10 @@ use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fixture::{cpu_reads, patterns, placed, Expect, Fixture};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE64};
 use vvram_tests::peer::Mode;
 use vvram_tests::{check, check_eq, igt_main, uapi, Outcome};
 
-const PAGE64: u64 = PAGE as u64;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 
@@ -90,8 +89,7 @@ fn mapped() -> Outcome {
     for mode in [Mode::Dynamic, Mode::Pinned] {
         leaves("newer", |act| {
             let peer = &act.fixture.peer;
-            peer.attach(&act.older.export()?, mode)?;
-            peer.pin_and_map(mode)?;
+            peer.attach_and_map(&act.older.export()?, mode)?;
             Ok(peer.detach()?)
         })?;
     }

@@ -136,12 +136,11 @@ impl<'a> Run<'a> {
                 true => &mut refused,
                 false => &mut live,
             };
-            if entries.is_empty() {
-                fail!(
-                    "no entry of the importer in mode {:?}: {list:?}",
-                    importer.mode
-                );
-            }
+            check!(
+                !entries.is_empty(),
+                "no entry of the importer in mode {:?}: {list:?}",
+                importer.mode
+            );
             let entry = entries.remove(0);
             check_eq!(
                 entry.device,

@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use vvram_tests::drm::Drm;
 use vvram_tests::fixture::patterns;
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::proc::{Child, Exit, Steps};
 use vvram_tests::rebind::Unbound;
 use vvram_tests::uapi::VvramGemMmapOffset;
-use vvram_tests::{check, check_eq, expect_errno, fail, fragment, igt_main, skip, Outcome};
+use vvram_tests::{
+    check, check_eq, check_ok, expect_errno, fail, fragment, igt_main, skip, Outcome,
+};
 
-const PAGE64: u64 = PAGE as u64;
 const WORDS: usize = PAGE / 8;
 
 fn write_readback() -> Outcome {
@@ -25,9 +26,7 @@ fn write_readback() -> Outcome {
         let object = drm.create(pages * PAGE64)?;
         let map = object.map()?;
         map.fill(a);
-        if let Err(mismatch) = map.verify(a) {
-            fail!("{pages} pages: {mismatch}");
-        }
+        check_ok!(map.verify(a), "{pages} pages");
     }
     Ok(())
 }
@@ -58,9 +57,7 @@ fn in_vram() -> Outcome {
                 .write(at + word, b.word((page * WORDS + word) as u64));
         }
     }
-    if let Err(mismatch) = map.verify(b) {
-        fail!("written through the BAR: {mismatch}");
-    }
+    check_ok!(map.verify(b), "written through the BAR");
     Ok(())
 }
 
@@ -93,13 +90,9 @@ fn two_mappings() -> Outcome {
     let object = drm.create(4 * PAGE64)?;
     let (one, two) = (object.map()?, object.map()?);
     one.fill(a);
-    if let Err(mismatch) = two.verify(a) {
-        fail!("the second mapping does not show the first: {mismatch}");
-    }
+    check_ok!(two.verify(a), "the second mapping does not show the first");
     two.fill(b);
-    if let Err(mismatch) = one.verify(b) {
-        fail!("the first mapping does not show the second: {mismatch}");
-    }
+    check_ok!(one.verify(b), "the first mapping does not show the second");
     Ok(())
 }
 
@@ -111,9 +104,7 @@ fn objects_apart() -> Outcome {
     map_one.fill(a);
     map_two.fill(b);
     for (map, pattern) in [(&map_one, a), (&map_two, b)] {
-        if let Err(mismatch) = map.verify(pattern) {
-            fail!("objects share VRAM: {mismatch}");
-        }
+        check_ok!(map.verify(pattern), "objects share VRAM");
     }
     Ok(())
 }
@@ -125,9 +116,7 @@ fn part() -> Outcome {
     object.map()?.fill(a);
     let offset = drm.mmap_offset(object.handle())?;
     let map = Map::new(drm.fd(), offset, 2 * PAGE)?;
-    if let Err(mismatch) = map.verify(a) {
-        fail!("the first half: {mismatch}");
-    }
+    check_ok!(map.verify(a), "the first half");
     Ok(())
 }
 
@@ -226,9 +215,7 @@ fn after_close() -> Outcome {
     for other in &others {
         other.map()?.set(!0);
     }
-    if let Err(mismatch) = map.verify(a) {
-        fail!("the mapping of a closed object: {mismatch}");
-    }
+    check_ok!(map.verify(a), "the mapping of a closed object");
     drop(others);
     drop(map);
     drm.await_vram_free(free)?;
@@ -242,16 +229,12 @@ fn fork_shares() -> Outcome {
     let map = object.map()?;
     map.fill(a);
     let mut child = Child::spawn(|| {
-        if let Err(mismatch) = map.verify(a) {
-            fail!("in the child: {mismatch}");
-        }
+        check_ok!(map.verify(a), "in the child");
         map.fill(b);
         Ok(())
     })?;
     child.join("the child", Duration::from_secs(20))?;
-    if let Err(mismatch) = map.verify(b) {
-        fail!("in the parent: {mismatch}");
-    }
+    check_ok!(map.verify(b), "in the parent");
     Ok(())
 }
 
@@ -338,9 +321,10 @@ fn after_unbind() -> Outcome {
     map.set(SECRET);
     rebound.done()?;
     child.join("the process with the stale mapping", limit)?;
-    if let Err(mismatch) = map.verify_value(SECRET) {
-        fail!("a mapping from before the unbind reaches VRAM that belongs to a new object: {mismatch}");
-    }
+    check_ok!(
+        map.verify_value(SECRET),
+        "a mapping from before the unbind reaches VRAM that belongs to a new object"
+    );
     Ok(())
 }
 

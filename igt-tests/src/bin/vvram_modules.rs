@@ -10,7 +10,7 @@ use vvram_tests::drm::Drm;
 use vvram_tests::edu;
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{cpu_reads, patterns, works, Fixture};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{PAGE, PAGE64};
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
@@ -20,7 +20,6 @@ use vvram_tests::reloads;
 use vvram_tests::uapi::{self, DMA_BUF_SYNC_WRITE as WRITE};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
 
-const PAGE64: u64 = PAGE as u64;
 /// The name that the core returns instead of the driver's for a fence that has signalled.
 const SIGNALLED: &str = "detached-driver";
 
@@ -117,8 +116,7 @@ fn two_holders() -> Outcome {
     let peers = [fixture.peer.reopen()?, fixture.peer.reopen()?];
     {
         let buffer = fixture.drm.create(PAGE64)?.export()?;
-        peers[0].attach(&buffer, Mode::Dynamic)?;
-        peers[0].map()?;
+        peers[0].attach_and_map(&buffer, Mode::Dynamic)?;
         peers[1].attach(&buffer, Mode::Revocable)?;
     }
     let gpu = fixture.gpu.clone();

@@ -13,14 +13,13 @@ use vvram_tests::fixture::{
     cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, squeeze, squeeze_idle,
     works, Expect, Fixture,
 };
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::Unbound;
 use vvram_tests::storm::{Action, Storm};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, vm, Outcome, Stop};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, uapi, vm, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 
@@ -52,9 +51,10 @@ fn flags() -> Outcome {
         check_eq!(info.pinned, 0, "whether it is pinned");
         let used = if placement == VRAM { 3 * PAGE64 } else { 0 };
         drm.await_vram_free(free - used)?;
-        if let Err(mismatch) = object.map()?.verify_value(0) {
-            fail!("a new object with flags {flags:#x} is not zero: {mismatch}");
-        }
+        check_ok!(
+            object.map()?.verify_value(0),
+            "a new object with flags {flags:#x} is not zero"
+        );
     }
     expect_errno("GEM_INFO of no object", drm.info(0xdead), libc::ENOENT)?;
     Ok(())
@@ -124,9 +124,7 @@ fn oversubscribe() -> Outcome {
         let object = drm.create_flags(piece, EITHER)?;
         placed(&object, VRAM)?;
         let map = object.map()?;
-        if let Err(mismatch) = map.verify_value(0) {
-            fail!("object {index} is not zero at first: {mismatch}");
-        }
+        check_ok!(map.verify_value(0), "object {index} is not zero at first");
         map.fill(seed.derive(index));
         objects.push((object, map));
     }
@@ -140,12 +138,11 @@ fn oversubscribe() -> Outcome {
     );
     for round in 0..2 {
         for (index, (object, map)) in objects.iter().enumerate() {
-            if let Err(mismatch) = map.verify(seed.derive(index as u64)) {
-                fail!(
-                    "object {index} in round {round}, {:?}: {mismatch}",
-                    object.info()?
-                );
-            }
+            check_ok!(
+                map.verify(seed.derive(index as u64)),
+                "object {index} in round {round}, {:?}",
+                object.info()?
+            );
         }
         // All objects that are left in VRAM are evicted.
         let taken = squeeze_idle(&drm)?;
@@ -219,8 +216,7 @@ fn peer_follows_without_handle() -> Outcome {
     let map = object.map()?;
     map.fill(a);
     let buffer = object.export()?;
-    fixture.peer.attach(&buffer, Mode::Dynamic)?;
-    fixture.peer.map()?;
+    fixture.peer.attach_and_map(&buffer, Mode::Dynamic)?;
     object.close()?;
     drop(map);
     check_eq!(
@@ -301,8 +297,7 @@ fn system_only() -> Outcome {
         object.map()?.fill(a);
         let buffer = object.export()?;
         let peer = fixture.peer.reopen()?;
-        peer.attach(&buffer, mode)?;
-        peer.pin_and_map(mode)?;
+        peer.attach_and_map(&buffer, mode)?;
         placed(&object, SYSTEM)?;
         attached(&object, 0, uapi::PATH_SYSTEM, uapi::REASON_SYSTEM_ONLY)?;
         in_system_memory(&fixture, &peer)?;
@@ -319,8 +314,7 @@ fn mixed() -> Outcome {
     object.map()?.fill(a);
     let buffer = object.export()?;
     let peer = &fixture.peer;
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
     placed(&object, VRAM)?;
     let other = peer.reopen()?;
     other.attach(&buffer, Mode::NoP2p)?;
@@ -421,8 +415,7 @@ fn pinned_in_system() -> Outcome {
     object.map()?.fill(a);
     let buffer = object.export()?;
     let first = fixture.peer.reopen()?;
-    first.attach(&buffer, Mode::Static)?;
-    first.map()?;
+    first.attach_and_map(&buffer, Mode::Static)?;
     placed(&object, SYSTEM)?;
     check_eq!(
         object.info()?.pinned,
@@ -430,8 +423,7 @@ fn pinned_in_system() -> Outcome {
         "pinned by the core for a static importer"
     );
     let peer = &fixture.peer;
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
     placed(&object, SYSTEM)?;
     attached(&object, 1, uapi::PATH_SYSTEM, uapi::REASON_PINNED_ELSEWHERE)?;
     in_system_memory(&fixture, peer)?;
@@ -571,8 +563,7 @@ fn swap() -> Outcome {
     map.fill(a);
     let buffer = object.export()?;
     let peer = &fixture.peer;
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
     let invalidated = peer.status()?.invalidations;
     let swapped = misc::poll(Duration::from_secs(10), || match swap_out() {
         Ok(true) if peer.status().is_ok_and(|s| s.invalidations > invalidated) => Some(()),
@@ -638,8 +629,7 @@ fn in_flight() -> Outcome {
     let (map, buffer) = (object.map()?, object.export()?);
     let peer = &fixture.peer;
     map.fill(a);
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
     fixture.check_table(peer, &map)?;
     let mut data = vec![0; 4 * PAGE];
     b.fill(&mut data, 0);
@@ -746,20 +736,14 @@ fn cpu_follows() -> Outcome {
         placed(&object, VRAM)?;
         let taken = squeeze_idle(&drm)?;
         placed(&object, SYSTEM)?;
-        if let Err(mismatch) = maps[1].verify(a) {
-            fail!("in system memory: {mismatch}");
-        }
+        check_ok!(maps[1].verify(a), "in system memory");
         maps[1].fill(b);
         drop(taken);
         // The CPU accesses the object where it is.
-        if let Err(mismatch) = maps[0].verify(b) {
-            fail!("still in system memory: {mismatch}");
-        }
+        check_ok!(maps[0].verify(b), "still in system memory");
         placed(&object, SYSTEM)?;
         back_to_vram(&object)?;
-        if let Err(mismatch) = maps[0].verify(b) {
-            fail!("back in VRAM: {mismatch}");
-        }
+        check_ok!(maps[0].verify(b), "back in VRAM");
         maps[0].fill(a);
     }
     Ok(())
@@ -769,8 +753,7 @@ fn cpu_follows() -> Outcome {
 fn back_to_vram(object: &Gem<'_>) -> Outcome {
     let buffer = object.export()?;
     let peer = Peer::open()?;
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
     peer.detach()?;
     let placed_in_vram = misc::poll(Duration::from_secs(1), || {
         object.info().ok().filter(|info| info.placement == VRAM)

@@ -9,18 +9,20 @@ use vvram_tests::drm::{path_name, reason_name, text};
 use vvram_tests::fixture::{
     cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, share, Expect, Fixture,
 };
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{PAGE, PAGE64};
 use vvram_tests::misc::{self, meminfo};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{check_table, Mode, Peer};
+use vvram_tests::policy::IMPORTERS;
 use vvram_tests::proc::Child;
+use vvram_tests::rdma::Model;
 use vvram_tests::uapi::{self, PeerAttachment, PeerAttachments};
 use vvram_tests::{
-    check, check_eq, expect_errno, fail, fragment, heap, igt_main, skip, Need, Outcome, Stop,
+    check, check_eq, check_ok, expect_errno, fail, fragment, heap, igt_main, skip, Need, Outcome,
+    Stop,
 };
 
-const PAGE64: u64 = PAGE as u64;
 /// The size of an entry of GEM_ATTACHMENTS.
 const RECORD: usize = std::mem::size_of::<PeerAttachment>();
 /// The pause between refusals, so that their ages differ.
@@ -442,8 +444,7 @@ fn odd_moves(moves: &[(usize, usize)]) -> Outcome {
     let pages = 3;
     let shared = share(&fixture.drm, pages)?;
     shared.map.fill(a);
-    fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
-    fixture.peer.map()?;
+    fixture.peer.attach_and_map(&shared.buffer, Mode::Dynamic)?;
     fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
     fixture.check_table(&fixture.peer, &shared.map)?;
     let end = pages * PAGE;
@@ -482,22 +483,13 @@ fn odd_moves(moves: &[(usize, usize)]) -> Outcome {
 fn system_heap() -> Outcome {
     let fixture = Fixture::open()?;
     let (a, b) = patterns();
-    for mode in [
-        Mode::Static,
-        Mode::Dynamic,
-        Mode::Pinned,
-        Mode::Revocable,
-        Mode::NoP2p,
-    ] {
+    for mode in IMPORTERS {
         let buffer = heap::allocate(2 * PAGE64)?;
         let map = buffer.map()?;
         map.fill(a);
-        fixture.peer.attach(&buffer, mode)?;
-        fixture.peer.pin_and_map(mode)?;
+        fixture.peer.attach_and_map(&buffer, mode)?;
         let table = fixture.peer.table()?;
-        if let Err(why) = check_table(&table, 2 * PAGE64) {
-            fail!("mode {mode:?}: {why}");
-        }
+        check_ok!(check_table(&table, 2 * PAGE64), "mode {mode:?}");
         in_system_memory(&fixture, &fixture.peer)?;
         peer_reads(&fixture.peer, a, &[0, 1])?;
         peer_writes(&fixture.peer, b, &[0, 1])?;
@@ -552,9 +544,10 @@ fn out_of_range() -> Outcome {
         data.iter().all(|byte| *byte == 0x11),
         "a refused transfer wrote to the caller's memory"
     );
-    if let Err(mismatch) = shared.map.verify(a) {
-        fail!("a refused transfer wrote to the buffer: {mismatch}");
-    }
+    check_ok!(
+        shared.map.verify(a),
+        "a refused transfer wrote to the buffer"
+    );
     Ok(())
 }
 
@@ -577,8 +570,7 @@ fn multi_range() -> Outcome {
             Mode::Dynamic => (a, b),
             _ => (b, a),
         };
-        fixture.peer.attach(&buffer, mode)?;
-        fixture.peer.pin_and_map(mode)?;
+        fixture.peer.attach_and_map(&buffer, mode)?;
         fixture.check_only(object, mode, mode.needs_pin(), true)?;
         let (_, layout) = fixture.check_table(&fixture.peer, &map)?;
         check_eq!(layout, ragged.layout, "places of the buffer");
@@ -608,28 +600,18 @@ fn across_ranges() -> Outcome {
     let map = ragged.object.map()?;
     map.fill(a);
     let buffer = ragged.object.export()?;
-    fixture.peer.attach(&buffer, Mode::Dynamic)?;
-    fixture.peer.map()?;
+    fixture.peer.attach_and_map(&buffer, Mode::Dynamic)?;
     fixture.check_only(&ragged.object, Mode::Dynamic, false, true)?;
     fixture.check_table(&fixture.peer, &map)?;
     // From half a page before the first edge to half a page after the last one.
     let (offset, length) = (2048u64, 3 * PAGE);
     let mut data = vec![0u8; length];
     fixture.peer.read(offset, &mut data)?;
-    if let Err(mismatch) = a.verify(&data, offset) {
-        fail!("the peer read across ranges: {mismatch}");
-    }
+    check_ok!(a.verify(&data, offset), "the peer read across ranges");
     b.fill(&mut data, offset);
     fixture.peer.write(offset, &data)?;
-    for at in 0..4 * PAGE {
-        let inside = (at as u64) >= offset && at < offset as usize + length;
-        let want = if inside { b } else { a }.byte(at as u64);
-        let seen = map.byte(at);
-        check!(
-            seen == want,
-            "the peer wrote across ranges: byte {at} should be {want:#x}, is {seen:#x}"
-        );
-    }
+    let written = Model::new(a).with_copy(b, offset, offset, length as u64);
+    check_ok!(written.verify(&map), "the peer wrote across ranges");
     Ok(())
 }
 
@@ -645,8 +627,7 @@ fn iova_offset() -> Outcome {
     let map = ragged.object.map()?;
     map.fill(a);
     let buffer = ragged.object.export()?;
-    fixture.peer.attach(&buffer, Mode::Dynamic)?;
-    fixture.peer.map()?;
+    fixture.peer.attach_and_map(&buffer, Mode::Dynamic)?;
     fixture.check_only(&ragged.object, Mode::Dynamic, false, true)?;
     fixture.check_table(&fixture.peer, &map)?;
     let all: Vec<_> = (0..8).collect();
@@ -691,8 +672,7 @@ fn close_handle_while_mapped() -> Outcome {
     let free = fixture.drm.vram_free()?;
     let shared = share(&fixture.drm, 4)?;
     shared.map.fill(a);
-    fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
-    fixture.peer.map()?;
+    fixture.peer.attach_and_map(&shared.buffer, Mode::Dynamic)?;
     fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
     let (_, layout) = fixture.check_table(&fixture.peer, &shared.map)?;
     // Handle, mapping and file descriptor of the dma-buf are closed, so only the attachment of the
@@ -708,9 +688,10 @@ fn close_handle_while_mapped() -> Outcome {
     peer_writes(&fixture.peer, b, &[1, 2])?;
     fixture.check_vram(&layout, a, &[0, 3])?;
     fixture.check_vram(&layout, b, &[1, 2])?;
-    if let Err(mismatch) = other.map()?.verify_value(!0) {
-        fail!("the peer wrote to another object: {mismatch}");
-    }
+    check_ok!(
+        other.map()?.verify_value(!0),
+        "the peer wrote to another object"
+    );
     other.close()?;
     fixture.peer.detach()?;
     fixture.drm.await_vram_free(free)?;
@@ -723,8 +704,7 @@ fn close_peer() -> Outcome {
     let shared = share(&fixture.drm, 1)?;
     for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
         let other = fixture.peer.reopen()?;
-        other.attach(&shared.buffer, mode)?;
-        other.pin_and_map(mode)?;
+        other.attach_and_map(&shared.buffer, mode)?;
         fixture.check_only(&shared.object, mode, mode.needs_pin(), true)?;
         drop(other);
         fixture.check_none(&shared.object)?;
@@ -756,8 +736,7 @@ fn whole_vram() -> Outcome {
     let pages = free as usize / PAGE;
     let shared = share(&fixture.drm, pages)?;
     shared.map.fill(a);
-    fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
-    fixture.peer.map()?;
+    fixture.peer.attach_and_map(&shared.buffer, Mode::Dynamic)?;
     fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
     let (table, layout) = fixture.check_table(&fixture.peer, &shared.map)?;
     // The peer takes entries of any length.
@@ -794,8 +773,7 @@ fn map_cycles() -> Outcome {
     let buffer = ragged.object.export()?;
     let map = ragged.object.map()?;
     let peer = &fixture.peer;
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
     fixture.check_only(&ragged.object, Mode::Dynamic, false, true)?;
     let (table, _) = fixture.check_table(peer, &map)?;
     check_eq!(table.len() as u64, ranges, "entries of the scatter table");
@@ -858,8 +836,7 @@ fn concurrent() -> Outcome {
                     shared.object.attachments()?;
                     continue;
                 }
-                peer.attach(&shared.buffer, mode)?;
-                peer.pin_and_map(mode)?;
+                peer.attach_and_map(&shared.buffer, mode)?;
                 fixture.check_table_of(&peer, 4 * PAGE64)?;
                 if round % 30 == 0 {
                     peer_reads(&peer, pattern, &[index])?;

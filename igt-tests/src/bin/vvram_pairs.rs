@@ -4,15 +4,14 @@
 
 use vvram_tests::drm::{DmaBuf, Drm, Gem};
 use vvram_tests::fixture::{patterns, peer_reads, placed, works, Fixture};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::pairs::{self, balanced, race, Errors, CALLERS};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::signals::open_files;
 use vvram_tests::uapi;
-use vvram_tests::{check, check_eq, igt_main, Outcome, Stop};
+use vvram_tests::{check, check_eq, check_ok, igt_main, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = CALLERS as u64 * PAGE64;
 
 /// What has to be the same at the end: free and pinned VRAM, and open files.
@@ -106,9 +105,7 @@ fn spaces() -> Outcome {
                 |_| drm.vm_unbind(0, SIZE),
                 |pattern, read| {
                     for bytes in read.iter().flatten() {
-                        if let Err(mismatch) = pattern.verify(bytes, 0) {
-                            return Err(Stop::fail(format_args!("VM_READ: {mismatch}")));
-                        }
+                        check_ok!(pattern.verify(bytes, 0), "VM_READ");
                     }
                     Ok(())
                 },

@@ -101,8 +101,7 @@ fn evicted() -> Outcome {
     let (map, buffer) = (object.map()?, object.export()?);
     map.fill(a);
     auto.kept_awake(|| {
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
         fixture.check_only(&object, Mode::Dynamic, false, true)?;
         fixture.check_table(peer, &map)?;
         peer_reads(peer, a, &[0, 1])
@@ -130,8 +129,7 @@ fn evicted() -> Outcome {
     );
     auto.kept_awake(|| {
         peer.detach()?;
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
         fixture.check_only(&object, Mode::Dynamic, false, true)?;
         fixture.check_table(peer, &map)?;
         peer_reads(peer, a, &[0])?;
@@ -152,8 +150,7 @@ fn pinned() -> Outcome {
     let (map, buffer) = (object.map()?, object.export()?);
     map.fill(a);
     auto.kept_awake(|| {
-        peer.attach(&buffer, Mode::Revocable)?;
-        peer.pin_and_map(Mode::Revocable)?;
+        peer.attach_and_map(&buffer, Mode::Revocable)?;
         fixture.check_only(&object, Mode::Revocable, true, true)
     })?;
     auto.stays_awake("while VRAM is pinned")?;
@@ -222,8 +219,7 @@ fn storm() -> Outcome {
             for round in storm.rounds(40) {
                 match (round + worker) % 4 {
                     0 | 1 => {
-                        peer.attach(&buffer, Mode::Dynamic)?;
-                        peer.map()?;
+                        peer.attach_and_map(&buffer, Mode::Dynamic)?;
                         peer_reads(&peer, pattern, &[1])?;
                         peer.map()?;
                         peer.detach()?;
@@ -250,8 +246,7 @@ fn system() -> Outcome {
     let map = object.map()?;
     map.fill(a);
     let buffer = object.export()?;
-    fixture.peer.attach(&buffer, Mode::Static)?;
-    fixture.peer.map()?;
+    fixture.peer.attach_and_map(&buffer, Mode::Static)?;
     auto.sleeps("while a peer has mapped system memory")?;
     buffer.sync(uapi::DMA_BUF_SYNC_READ)?;
     peer_reads(&fixture.peer, a, &[0, 1])?;
@@ -300,8 +295,7 @@ fn unbind() -> Outcome {
         let fixture = Fixture::open()?;
         let shared = share(&fixture.drm, 1)?;
         if attached {
-            fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
-            fixture.peer.map()?;
+            fixture.peer.attach_and_map(&shared.buffer, Mode::Dynamic)?;
         }
         if !attached {
             auto.sleeps("before the unbind")?;
@@ -338,8 +332,7 @@ fn mapped_often() -> Outcome {
     let object = fixture.drm.create_flags(2 * PAGE as u64, EITHER)?;
     let buffer = object.export()?;
     let peer = &fixture.peer;
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
     fixture.check_only(&object, Mode::Dynamic, false, true)?;
     let table = peer.table()?;
     let begin = Instant::now();

@@ -7,13 +7,12 @@ use std::time::Duration;
 use vvram_tests::drm::{prime_import, reason_name, DmaBuf, Drm};
 use vvram_tests::fixture::patterns;
 use vvram_tests::foreign::Vgem;
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::socket::{receive_fd, send_fd, sockets};
 use vvram_tests::uapi;
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, fail, igt_main, Outcome};
 
-const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn same_inode() -> Outcome {
@@ -80,13 +79,15 @@ fn second_file() -> Outcome {
     );
     drm.await_vram_free(free - 4 * PAGE64)?;
     let import_map = import.map()?;
-    if let Err(mismatch) = import_map.verify(a) {
-        fail!("the second file does not see the first file's bytes: {mismatch}");
-    }
+    check_ok!(
+        import_map.verify(a),
+        "the second file does not see the first file's bytes"
+    );
     import_map.fill(b);
-    if let Err(mismatch) = map.verify(b) {
-        fail!("the first file does not see the second file's bytes: {mismatch}");
-    }
+    check_ok!(
+        map.verify(b),
+        "the first file does not see the second file's bytes"
+    );
     check_eq!(
         import.export()?.inode()?,
         buffer.inode()?,
@@ -94,9 +95,10 @@ fn second_file() -> Outcome {
     );
     drop((map, buffer));
     object.close()?;
-    if let Err(mismatch) = import_map.verify(b) {
-        fail!("after the first file closed its handle: {mismatch}");
-    }
+    check_ok!(
+        import_map.verify(b),
+        "after the first file closed its handle"
+    );
     drm.await_vram_free(free - 4 * PAGE64)?;
     drop(import_map);
     import.close()?;
@@ -114,9 +116,10 @@ fn close_handle_then_import() -> Outcome {
     object.close()?;
     drm.await_vram_free(free - 4 * PAGE64)?;
     let again = drm.import(&buffer)?;
-    if let Err(mismatch) = again.map()?.verify(a) {
-        fail!("imported after the handle was closed: {mismatch}");
-    }
+    check_ok!(
+        again.map()?.verify(a),
+        "imported after the handle was closed"
+    );
     again.close()?;
     drop(buffer);
     drm.await_vram_free(free)?;
@@ -135,9 +138,10 @@ fn close_file_then_import() -> Outcome {
     };
     drm.await_vram_free(free - 4 * PAGE64)?;
     let again = drm.import(&buffer)?;
-    if let Err(mismatch) = again.map()?.verify(a) {
-        fail!("imported after the exporting file was closed: {mismatch}");
-    }
+    check_ok!(
+        again.map()?.verify(a),
+        "imported after the exporting file was closed"
+    );
     drop(buffer);
     again.close()?;
     drm.await_vram_free(free)?;
@@ -155,9 +159,10 @@ fn fd_passing() -> Outcome {
         check_eq!(buffer.size()?, 4 * PAGE64, "size of the dma-buf received");
         let object = drm.import(&buffer)?;
         let map = object.map()?;
-        if let Err(mismatch) = map.verify(a) {
-            fail!("the receiver does not see the sender's bytes: {mismatch}");
-        }
+        check_ok!(
+            map.verify(a),
+            "the receiver does not see the sender's bytes"
+        );
         map.fill(b);
         checked.done()?;
         Ok(())
@@ -170,9 +175,10 @@ fn fd_passing() -> Outcome {
     send_fd(&ours, buffer.fd())?;
     checked.wait("the receiver", LIMIT)?;
     child.join("the receiver", LIMIT)?;
-    if let Err(mismatch) = map.verify(b) {
-        fail!("the sender does not see the receiver's bytes: {mismatch}");
-    }
+    check_ok!(
+        map.verify(b),
+        "the sender does not see the receiver's bytes"
+    );
     Ok(())
 }
 
@@ -191,9 +197,7 @@ fn fd_in_flight() -> Outcome {
     drm.await_vram_free(free - 4 * PAGE64)?;
     let buffer = DmaBuf::new(receive_fd(&theirs)?);
     let object = drm.import(&buffer)?;
-    if let Err(mismatch) = object.map()?.verify(a) {
-        fail!("imported from flight: {mismatch}");
-    }
+    check_ok!(object.map()?.verify(a), "imported from flight");
     Ok(())
 }
 
@@ -228,14 +232,10 @@ fn dmabuf_mmap() -> Outcome {
     buffer.sync(uapi::DMA_BUF_SYNC_WRITE)?;
     other.fill(a);
     buffer.sync(uapi::DMA_BUF_SYNC_WRITE | uapi::DMA_BUF_SYNC_END)?;
-    if let Err(mismatch) = map.verify(a) {
-        fail!("written through the dma-buf: {mismatch}");
-    }
+    check_ok!(map.verify(a), "written through the dma-buf");
     map.fill(b);
     buffer.sync(uapi::DMA_BUF_SYNC_READ)?;
-    if let Err(mismatch) = other.verify(b) {
-        fail!("read through the dma-buf: {mismatch}");
-    }
+    check_ok!(other.verify(b), "read through the dma-buf");
     buffer.sync(uapi::DMA_BUF_SYNC_READ | uapi::DMA_BUF_SYNC_END)?;
     // From the middle, and past the end.
     let tail = Map::new(buffer.fd(), 2 * PAGE64, 2 * PAGE)?;
@@ -266,9 +266,7 @@ fn dmabuf_mmap_outlives() -> Outcome {
     map.fill(a);
     let other = drm.create(4 * PAGE64)?;
     other.map()?.set(!0);
-    if let Err(mismatch) = map.verify(a) {
-        fail!("a mapping that outlives handle and fd: {mismatch}");
-    }
+    check_ok!(map.verify(a), "a mapping that outlives handle and fd");
     drm.await_vram_free(free - 8 * PAGE64)?;
     other.close()?;
     drop(map);
@@ -283,9 +281,7 @@ fn read_only() -> Outcome {
     object.map()?.fill(a);
     let buffer = drm.export(object.handle(), uapi::DRM_CLOEXEC)?;
     let map = Map::with_prot(buffer.fd(), 0, 2 * PAGE, libc::PROT_READ)?;
-    if let Err(mismatch) = map.verify(a) {
-        fail!("a dma-buf exported without DRM_RDWR: {mismatch}");
-    }
+    check_ok!(map.verify(a), "a dma-buf exported without DRM_RDWR");
     expect_errno(
         "a writable mapping of a dma-buf exported without DRM_RDWR",
         buffer.map(),
@@ -395,9 +391,10 @@ fn export_killed() -> Outcome {
     let buffer = DmaBuf::new(receive_fd(&ours)?);
     child.kill()?;
     let object = drm.import(&buffer)?;
-    if let Err(mismatch) = object.map()?.verify(a) {
-        fail!("after the exporting process was killed: {mismatch}");
-    }
+    check_ok!(
+        object.map()?.verify(a),
+        "after the exporting process was killed"
+    );
     object.close()?;
     drop(buffer);
     drm.await_vram_free(free)?;

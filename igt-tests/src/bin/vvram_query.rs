@@ -14,18 +14,17 @@ use vvram_tests::fixture::{
     in_system_memory, patterns, peer_reads, placed, works, Expect, Fixture,
 };
 use vvram_tests::heap;
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::policy::{importer_name, Gets, Object, Order, Rules, IMPORTERS};
 use vvram_tests::proc::Child;
-use vvram_tests::rebind::{module_users, reload, Unbound};
+use vvram_tests::rebind::{with_parameters, Unbound};
 use vvram_tests::route::explained;
 use vvram_tests::uapi::{self, PeerAddress, PeerQuery};
 use vvram_tests::user::{self, become_nobody};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, Outcome, Stop};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const PAGES: u64 = 2;
 const LIMIT: Duration = Duration::from_secs(20);
 /// The class of an importer that is dynamic, revocable and takes peer-to-peer memory.
@@ -180,8 +179,7 @@ fn beside() -> Outcome {
             let object = fixture.drm.create_flags(PAGES * PAGE64, EITHER)?;
             let buffer = object.export()?;
             let one = fixture.peer.reopen()?;
-            one.attach(&buffer, first)?;
-            one.pin_and_map(first)?;
+            one.attach_and_map(&buffer, first)?;
             let (seen, _) = ask_and_attach(&fixture, &object, &buffer, second)?;
             // An attach does not move the object. If the object can still move, the answer is that
             // for a single importer.
@@ -360,11 +358,7 @@ fn unrevocable() -> Outcome {
 fn outside_bar() -> Outcome {
     const VISIBLE: u64 = 1 << 20;
     Expect::get()?.need_route()?;
-    if module_users("vvram").is_none() {
-        skip!("vvram is built into the kernel");
-    }
-    reload("vvram", &[&format!("visible_kib={}", VISIBLE >> 10)])?;
-    let outcome = (|| {
+    with_parameters(&[&format!("visible_kib={}", VISIBLE >> 10)], || {
         let fixture = Fixture::open()?;
         for (size, outside) in [(VISIBLE, false), (VISIBLE + PAGE64, true)] {
             for kind in [Object::Vram, Object::Either] {
@@ -383,10 +377,7 @@ fn outside_bar() -> Outcome {
         let of_vram = ask(&fixture, 0, Mode::Dynamic)?;
         check_eq!(of_vram.path, fixture.expect.path(), "VRAM at all");
         Ok(())
-    })();
-    reload("vvram", &[])?;
-    outcome?;
-    works()
+    })
 }
 
 /// Invalid arguments.

@@ -8,7 +8,7 @@ use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{cpu_reads, patterns, placed, works};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE64};
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::queue::{copy_after, flood, Client};
@@ -16,9 +16,8 @@ use vvram_tests::rebind::Unbinding;
 use vvram_tests::signals::await_sleep;
 use vvram_tests::trace::Jobs;
 use vvram_tests::uapi::{self, COPIES_MAX};
-use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop};
+use vvram_tests::{check, check_eq, check_ok, fail, igt_main, Outcome};
 
-const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 /// The function in which the kernel waits for a fence.
 const FENCE: &str = "dma_fence_default_wait";
@@ -223,7 +222,7 @@ fn traced() -> Outcome {
         .rfind(|event| event.is("submit", me))
         .map(|event| event.context)
     else {
-        return Err(Stop::fail("no job was submitted"));
+        fail!("no job was submitted");
     };
     let seen: Vec<String> = events
         .iter()
@@ -290,13 +289,9 @@ fn reuse() -> Outcome {
         if let Some(last) = last {
             last.finish()?;
         }
-        if let Err(mismatch) = sink.verify_value(0) {
-            fail!("new objects in round {round}: {mismatch}");
-        }
+        check_ok!(sink.verify_value(0), "new objects in round {round}");
         placed(&moved, uapi::PLACEMENT_SYSTEM)?;
-        if let Err(mismatch) = moved.map()?.verify(x) {
-            fail!("what has left in round {round}: {mismatch}");
-        }
+        check_ok!(moved.map()?.verify(x), "what has left in round {round}");
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, KernelLog};
-use vvram_tests::{check, expect_errno, fail, igt_main, uapi, Need, Outcome, Stop};
+use vvram_tests::{check, check_ok, expect_errno, fail, igt_main, uapi, Need, Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -79,8 +79,7 @@ fn revocable() -> Outcome {
     let mut peers = Vec::new();
     for mode in [Mode::Dynamic, Mode::Revocable] {
         let peer = fixture.peer.reopen()?;
-        peer.attach(&shared.buffer, mode)?;
-        peer.pin_and_map(mode)?;
+        peer.attach_and_map(&shared.buffer, mode)?;
         peer_writes(&peer, pattern, &[0])?;
         peer_reads(&peer, pattern, &[0])?;
         peers.push(peer);
@@ -134,8 +133,7 @@ fn pinned() -> Outcome {
     let shared = share(&fixture.drm, 2)?;
     shared.map.fill(pattern);
     let peer = &fixture.peer;
-    peer.attach(&shared.buffer, Mode::Pinned)?;
-    peer.pin_and_map(Mode::Pinned)?;
+    peer.attach_and_map(&shared.buffer, Mode::Pinned)?;
     held_up(&fixture, peer.name(), || {
         peer_reads(peer, pattern, &[0, 1])?;
         peer.unmap()?;
@@ -158,8 +156,7 @@ fn static_importer() -> Outcome {
     object.map()?.fill(pattern);
     let buffer = object.export()?;
     let peer = &fixture.peer;
-    peer.attach(&buffer, Mode::Static)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Static)?;
     let mut reset = Child::spawn(|| Ok(fixture.gpu.reset()?))?;
     reset.join("the reset", LIMIT)?;
     peer_reads(peer, pattern, &[0, 1])?;
@@ -195,9 +192,7 @@ fn mid_transfer() -> Outcome {
             let mut data = vec![0u8; 4096];
             match peer.read(page as u64 * 4096, &mut data) {
                 Ok(()) => {
-                    if let Err(mismatch) = pattern.verify(&data, page as u64 * 4096) {
-                        fail!("page {page}: {mismatch}");
-                    }
+                    check_ok!(pattern.verify(&data, page as u64 * 4096), "page {page}");
                 }
                 Err(error) if error.errno == libc::ENODEV => return Ok(()),
                 Err(error) => return Err(error.into()),

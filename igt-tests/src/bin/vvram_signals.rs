@@ -14,7 +14,7 @@ use vvram_tests::edu;
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, placed, share, works, Fixture};
 use vvram_tests::heap;
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, Exit, Steps};
@@ -26,9 +26,10 @@ use vvram_tests::uapi::{
     self, EduPeerTransfer, VvramGemCopy, VvramSync, DMA_BUF_SYNC_END as END,
     DMA_BUF_SYNC_READ as READ, DMA_BUF_SYNC_WRITE as WRITE,
 };
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
+use vvram_tests::{
+    check, check_eq, check_ok, expect_errno, fail, igt_main, Outcome, Stop, SysError,
+};
 
-const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 /// The functions in which the kernel waits for a fence, and for the lock that an ioctl of DRM
 /// takes: stacks do not show the functions of the lock itself.
@@ -463,9 +464,7 @@ fn submit() -> Outcome {
     restart(FENCE, call, || Ok(timeline.step()?))?;
     let mut data = vec![0u8; PAGE];
     check_eq!(peer.finish_read(&mut data)?, PAGE64, "bytes that were read");
-    if let Err(mismatch) = a.verify(&data, 0) {
-        fail!("the peer read: {mismatch}");
-    }
+    check_ok!(a.verify(&data, 0), "the peer read");
     fixture.check_only(&shared.object, Mode::Dynamic, false, true)
 }
 
@@ -527,9 +526,7 @@ fn transfer() -> Outcome {
                 (PAGE..16 * PAGE).contains(&moved) && moved.is_multiple_of(PAGE),
                 "{moved} bytes were moved before the signal"
             );
-            if let Err(mismatch) = a.verify(&data[..moved], 0) {
-                fail!("the peer read: {mismatch}");
-            }
+            check_ok!(a.verify(&data[..moved], 0), "the peer read");
             check!(
                 data[moved..].iter().all(|byte| *byte == 0),
                 "there is more than the {moved} bytes that were moved"
@@ -649,9 +646,10 @@ fn lock_spaces() -> Outcome {
     expect_errno("VM_READ", fixture.drm.vm_read(AT, PAGE, 0), libc::EFAULT)?;
     bind()?;
     for at in [0, AT] {
-        if let Err(mismatch) = a.verify(&fixture.drm.vm_read(at, PAGE, 0)?, 0) {
-            fail!("at {at:#x}: {mismatch}");
-        }
+        check_ok!(
+            a.verify(&fixture.drm.vm_read(at, PAGE, 0)?, 0),
+            "at {at:#x}"
+        );
         fixture.drm.vm_unbind(at, PAGE64)?;
     }
     peer.finish_read(&mut [0; PAGE])?;
@@ -691,8 +689,7 @@ fn unbind() -> Outcome {
     let shared = share(&fixture.drm, 2)?;
     shared.map.fill(a);
     let peer = &fixture.peer;
-    peer.attach(&shared.buffer, Mode::Pinned)?;
-    peer.pin_and_map(Mode::Pinned)?;
+    peer.attach_and_map(&shared.buffer, Mode::Pinned)?;
     let (_, layout) = fixture.check_table(peer, &shared.map)?;
     let driver = fixture.gpu.driver().unwrap_or_default();
     let told = Steps::new()?;

@@ -90,8 +90,7 @@ fn runtime_lost_mapped() -> Outcome {
         let filled = Filled::new(&fixture.drm, EITHER, a)?;
         let buffer = filled.object.export()?;
         let peer = &fixture.peer;
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
         fixture.check_table(peer, &filled.map)?;
         let auto = Auto::new(&fixture.gpu)?;
         auto.sleeps("while an importer has VRAM that can be revoked")?;
@@ -104,8 +103,7 @@ fn runtime_lost_mapped() -> Outcome {
         })?;
         drop(auto);
         peer.detach()?;
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
         fixture.check_table(peer, &filled.map)?;
         peer_reads(peer, a, &[0, PAGES - 1])?;
         peer_reads(peer, b, &[1])
@@ -134,8 +132,7 @@ fn system(content_lost: bool) -> Outcome {
         }
         let filled = Filled::new(&fixture.drm, flags, seed.derive(index as u64))?;
         let (buffer, peer) = (filled.object.export()?, fixture.peer.reopen()?);
-        peer.attach(&buffer, mode)?;
-        peer.pin_and_map(mode)?;
+        peer.attach_and_map(&buffer, mode)?;
         let placement = filled.object.info()?.placement;
         held.push((mode, flags, filled, buffer, peer, placement));
     }

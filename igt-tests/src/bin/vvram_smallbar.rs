@@ -6,26 +6,18 @@ use vvram_tests::debugfs::{words, DebugFs};
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, works, Expect, Fixture};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE64};
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::Mode;
-use vvram_tests::rebind::{module_users, reload};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, uapi, Outcome, Stop};
+use vvram_tests::rebind::{need_module, reload, with_parameters};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const VISIBLE: u64 = 1 << 20;
 
 /// Loads the driver so that the BAR shows only the first megabyte, runs a test, and loads the
 /// driver without that again.
 fn small(body: fn() -> Outcome) -> Outcome {
-    if module_users("vvram").is_none() {
-        skip!("vvram is built into the kernel");
-    }
-    reload("vvram", &[&format!("visible_kib={}", VISIBLE >> 10)])?;
-    let outcome = body();
-    reload("vvram", &[])?;
-    outcome?;
-    works()
+    with_parameters(&[&format!("visible_kib={}", VISIBLE >> 10)], body)
 }
 
 fn params() -> Outcome {
@@ -57,9 +49,7 @@ fn mmap() -> Outcome {
             let map = object.map()?;
             let pattern = a.derive(index as u64);
             if round == 0 {
-                if let Err(mismatch) = map.verify_value(0) {
-                    fail!("new object {index} is not zero: {mismatch}");
-                }
+                check_ok!(map.verify_value(0), "new object {index} is not zero");
                 map.fill(pattern);
             } else if let Err(mismatch) = map.verify(pattern) {
                 fail!("object {index}, {:?}: {mismatch}", object.info()?);
@@ -96,12 +86,11 @@ fn visible_now(bar: &Bar, object: &Gem<'_>, map: &Map) -> Result<bool, Stop> {
         Some(at) => want.contains(at),
         None => want.is_empty(),
     };
-    if !pages.iter().all(inside) {
-        return Err(Stop::fail(format_args!(
-            "the CPU uses {info:?}, at pages {pages:x?} of the BAR, of which {:#x} are visible",
-            VISIBLE / PAGE64
-        )));
-    }
+    check!(
+        pages.iter().all(inside),
+        "the CPU uses {info:?}, at pages {pages:x?} of the BAR, of which {:#x} are visible",
+        VISIBLE / PAGE64
+    );
     Ok(!want.is_empty())
 }
 
@@ -132,8 +121,7 @@ fn reached(fixture: &Fixture, object: &Gem<'_>, mode: Mode) -> Outcome {
     let (a, b) = patterns();
     let buffer = object.export()?;
     let peer = fixture.peer.reopen()?;
-    peer.attach(&buffer, mode)?;
-    peer.pin_and_map(mode)?;
+    peer.attach_and_map(&buffer, mode)?;
     check_eq!(object.info()?.placement, uapi::PLACEMENT_VRAM, "placement");
     peer_writes(&peer, a, &[0, 1])?;
     let map = object.map()?;
@@ -228,9 +216,7 @@ fn too_large() -> Outcome {
 }
 
 fn pin_percent() -> Outcome {
-    if module_users("vvram").is_none() {
-        skip!("vvram is built into the kernel");
-    }
+    need_module()?;
     for percent in [0, 25, 1000] {
         reload("vvram", &[&format!("pin_percent={percent}")])?;
         let drm = Drm::open()?;

@@ -53,8 +53,9 @@ fn moved() -> Outcome {
     placed(&split, uapi::PLACEMENT_VRAM)?;
     check_eq!(drm.vram_free()?, 0, "free VRAM");
 
-    fixture.peer.attach(&split.export()?, Mode::Dynamic)?;
-    fixture.peer.map()?;
+    fixture
+        .peer
+        .attach_and_map(&split.export()?, Mode::Dynamic)?;
     placed(&split, uapi::PLACEMENT_VRAM)?;
     if fixture.translated() {
         // The IOVAs do not show the location in VRAM.

@@ -9,15 +9,16 @@ use std::time::Duration;
 
 use vvram_tests::drm::Drm;
 use vvram_tests::fixture::patterns;
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::svm::{check_places, filled, holds, places, resident, Place, HUGE};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, SysError};
+use vvram_tests::{
+    check, check_eq, check_ok, expect_errno, fail, igt_main, uapi, Outcome, SysError,
+};
 
-const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// All pages migrate to VRAM and back, and the size of free VRAM agrees.
@@ -180,9 +181,7 @@ fn zero() -> Outcome {
         map.advise(0..count, advice)?;
         drm.svm_migrate(&map, 0..count)?;
         check_places(&map, |_| true)?;
-        if let Err(mismatch) = map.verify_value(0) {
-            fail!("memory that was never touched: {mismatch}");
-        }
+        check_ok!(map.verify_value(0), "memory that was never touched");
         check_places(&map, |_| false)?;
         map.fill(a);
         drm.svm_migrate(&map, 0..count)?;
@@ -190,9 +189,10 @@ fn zero() -> Outcome {
         drop(map);
         drm.await_vram_free(all)?;
         let object = drm.create(all)?;
-        if let Err(mismatch) = object.map()?.verify_value(0) {
-            fail!("an object in VRAM that a process had: {mismatch}");
-        }
+        check_ok!(
+            object.map()?.verify_value(0),
+            "an object in VRAM that a process had"
+        );
         object.map()?.fill(a);
         drop(object);
         drm.await_vram_free(all)?;
@@ -309,9 +309,7 @@ fn changed() -> Outcome {
     drm.svm_migrate(&map, 0..HUGE)?;
     map.advise(0..HUGE, libc::MADV_DONTNEED)?;
     drm.await_vram_free(free)?;
-    if let Err(mismatch) = map.verify_value(0) {
-        fail!("what was given up: {mismatch}");
-    }
+    check_ok!(map.verify_value(0), "what was given up");
     Ok(())
 }
 

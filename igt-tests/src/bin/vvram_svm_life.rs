@@ -11,10 +11,10 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::power::{self, lossy, Auto};
 use vvram_tests::proc::{Child, Steps};
-use vvram_tests::rebind::{module_users, reload, Unbinding, Unbound};
+use vvram_tests::rebind::{with_parameters, Unbinding, Unbound};
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::svm::{check_places, filled, holds, HUGE};
-use vvram_tests::{check_eq, expect_errno, igt_main, skip, Need, Outcome, Stop};
+use vvram_tests::{check_eq, expect_errno, igt_main, Need, Outcome, Stop};
 
 const PAGES: usize = HUGE + 40;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -162,13 +162,10 @@ fn system_lost() -> Outcome {
 /// A driver without struct pages of the BAR, or with a BAR that shows a part of VRAM, migrates
 /// memory, too.
 fn parameters() -> Outcome {
-    if module_users("vvram").is_none() {
-        skip!("vvram is built into the kernel");
-    }
     let (a, _) = patterns();
     for parameter in ["struct_pages=0", "visible_kib=1024", "scramble=1"] {
-        reload("vvram", &[parameter])?;
-        let outcome = Drm::open().and_then(|drm| {
+        with_parameters(&[parameter], || {
+            let drm = Drm::open()?;
             let map = in_vram(&drm, a)?;
             holds(parameter, &map, a, 0..PAGES)?;
             let free = drm.vram_free()?;
@@ -177,21 +174,16 @@ fn parameters() -> Outcome {
             drm.svm_migrate(&all, 0..pages)?;
             check_places(&all, |_| true)?;
             holds(parameter, &all, a, 0..pages)
-        });
-        reload("vvram", &[])?;
-        outcome?;
+        })?;
     }
-    works()
+    Ok(())
 }
 
 /// With the parameter svm=0 the driver refuses to migrate memory, and works otherwise.
 fn without() -> Outcome {
-    if module_users("vvram").is_none() {
-        skip!("vvram is built into the kernel");
-    }
     let (a, _) = patterns();
-    reload("vvram", &["svm=0"])?;
-    let outcome = Drm::open().and_then(|drm| {
+    with_parameters(&["svm=0"], || {
+        let drm = Drm::open()?;
         let map = filled(PAGES, a)?;
         expect_errno(
             "SVM_MIGRATE",
@@ -202,9 +194,7 @@ fn without() -> Outcome {
         check_eq!(drm.svm_vram()?, 0, "VRAM of processes");
         check_eq!(drm.svm_moved_back()?, 0, "pages that came back");
         works()
-    });
-    reload("vvram", &[])?;
-    outcome
+    })
 }
 
 igt_main! {

@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fixture::patterns;
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::svm::{check_places, filled, holds, resident};
-use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check, check_eq, check_ok, igt_main, uapi, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 /// The number of pages of an object, and of each migration.
 const PIECE: usize = 64;
 /// How many pieces each side replaces while the other side does the same.
@@ -30,9 +29,7 @@ impl<'a> Filled<'a> {
     fn new(drm: &'a Drm, pages: usize, pattern: Pattern) -> Result<Self, Stop> {
         let object = drm.create_flags(pages as u64 * PAGE64, EITHER)?;
         let map = object.map()?;
-        if let Err(mismatch) = map.verify_value(0) {
-            fail!("a new object is not zero: {mismatch}");
-        }
+        check_ok!(map.verify_value(0), "a new object is not zero");
         map.fill(pattern);
         Ok(Self {
             object,
@@ -129,9 +126,7 @@ fn what_cannot_leave() -> Outcome {
     let second = drm.create(all / 4)?;
     check_eq!(drm.svm_vram()?, all / 4, "VRAM of processes");
     for object in [&first, &second] {
-        if let Err(mismatch) = object.map()?.verify_value(0) {
-            fail!("a new object is not zero: {mismatch}");
-        }
+        check_ok!(object.map()?.verify_value(0), "a new object is not zero");
     }
     let more = filled(PIECE, b)?;
     drm.svm_migrate(&more, 0..PIECE)?;

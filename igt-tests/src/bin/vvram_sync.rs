@@ -19,7 +19,7 @@ use vvram_tests::rebind::Unbound;
 use vvram_tests::uapi::{
     self, DMA_BUF_SYNC_END as END, DMA_BUF_SYNC_READ as READ, DMA_BUF_SYNC_WRITE as WRITE,
 };
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// As much as one asynchronous transfer moves, for which a slow edu takes more than 3 s.
@@ -44,8 +44,7 @@ fn system<'a>(
     buffer.sync(READ | WRITE)?;
     map.fill(pattern);
     buffer.sync(READ | WRITE | END)?;
-    peer.attach(&buffer, Mode::Static)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Static)?;
     check_eq!(
         object.info()?.placement,
         uapi::PLACEMENT_SYSTEM,
@@ -218,9 +217,10 @@ fn waits() -> Outcome {
     buffer.sync(WRITE | END)?;
     let mut data = vec![0u8; LONG * PAGE];
     check_eq!(peer.finish_read(&mut data)?, BYTES, "bytes read");
-    if let Err(mismatch) = b.verify(&data, 0) {
-        fail!("the device did not read what was there before the CPU wrote: {mismatch}");
-    }
+    check_ok!(
+        b.verify(&data, 0),
+        "the device did not read what was there before the CPU wrote"
+    );
     peer_reads(peer, a, &[0, LONG - 1])
 }
 
@@ -391,8 +391,7 @@ fn moves() -> Outcome {
     let (map, buffer) = (object.map()?, object.export()?);
     let peer = &fixture.peer;
     map.fill(a);
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
     fixture.check_only(&object, Mode::Dynamic, false, true)?;
     fixture.check_table(peer, &map)?;
     start(peer, b)?;
@@ -428,19 +427,18 @@ fn unbind() -> Outcome {
         let (_, b) = patterns();
         let shared = share(&fixture.drm, LONG)?;
         let peer = &fixture.peer;
-        peer.attach(&shared.buffer, mode)?;
-        peer.pin_and_map(mode)?;
+        peer.attach_and_map(&shared.buffer, mode)?;
         fixture.check_only(&shared.object, mode, mode.needs_pin(), true)?;
         start(peer, b)?;
         let fence = shared.buffer.sync_file(READ)?;
         let gone = Unbound::new(&fixture.gpu)?;
         check_eq!(fence.status()?, 1, "status of the fence after the unbind");
         check_eq!(peer.finish_write()?, BYTES, "bytes written");
-        let mut want = uapi::EDU_PEER_STATUS_ATTACHED;
-        if mode == Mode::Revocable {
-            want |= uapi::EDU_PEER_STATUS_REVOKED;
-        }
-        check_eq!(peer.status()?.flags, want, "flags after the unbind");
+        check_eq!(
+            peer.status()?.flags,
+            mode.revoked_flags(),
+            "flags after the unbind"
+        );
         expect_errno("SUBMIT", peer.submit_read(0, PAGE), libc::ENODEV)?;
         gone.rebind()?;
         peer.detach()?;

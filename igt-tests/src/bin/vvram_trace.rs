@@ -5,13 +5,11 @@
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{path_name, reason_name, Gem, EITHER};
 use vvram_tests::fixture::Fixture;
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::peer::Mode;
 use vvram_tests::rebind::Unbound;
 use vvram_tests::trace::Trace;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
-
-const PAGE64: u64 = PAGE as u64;
 
 /// A fixture that is traced.
 struct Traced {
@@ -193,8 +191,7 @@ fn fallback() -> Outcome {
     )?;
     let object = t.fixture.drm.create_flags(PAGE64, EITHER)?;
     let buffer = object.export()?;
-    peer.attach(&buffer, Mode::Static)?;
-    peer.map()?;
+    peer.attach_and_map(&buffer, Mode::Static)?;
     peer.detach()?;
     let system = |name| t.importer(name, "system", "no-opt-in", 0);
     t.expect(
@@ -219,8 +216,7 @@ fn unbind() -> Outcome {
     let object = t.fixture.drm.create_flags(PAGE64, EITHER)?;
     let id = object.info()?.id;
     let buffer = object.export()?;
-    t.fixture.peer.attach(&buffer, Mode::Dynamic)?;
-    t.fixture.peer.map()?;
+    t.fixture.peer.attach_and_map(&buffer, Mode::Dynamic)?;
     let gone = Unbound::new(&t.fixture.gpu)?;
     let seen = t.trace.events(t.fixture.gpu.name(), id, PAGE64);
     gone.rebind()?;

@@ -10,16 +10,17 @@ use std::time::{Duration, Instant};
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::Drm;
 use vvram_tests::edu;
-use vvram_tests::fixture::{patterns, peer_reads, share, works, Fixture};
+use vvram_tests::fixture::{check_revoked, patterns, peer_reads, share, works, Fixture};
 use vvram_tests::foreign::{make, Kind};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::policy::IMPORTERS;
 use vvram_tests::proc::{sleep_forever, Child, KernelLog, Steps};
 use vvram_tests::rebind::{delete_module, module_users as users, reload, Unbinding, Unbound};
 use vvram_tests::{
-    check, check_eq, expect_errno, fail, igt_main, skip, uapi, Outcome, Stop, SysError,
+    check, check_eq, check_ok, expect_errno, fail, igt_main, skip, uapi, Outcome, Stop, SysError,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -66,14 +67,7 @@ fn dmabuf_fd() -> Outcome {
     );
     check_eq!(shared.buffer.inode()?, inode, "inode of the dma-buf");
     let peer = Peer::open()?;
-    let modes = [
-        Mode::Static,
-        Mode::Dynamic,
-        Mode::Pinned,
-        Mode::Revocable,
-        Mode::NoP2p,
-    ];
-    for mode in modes {
+    for mode in IMPORTERS {
         expect_errno(
             &format!("attaching the dma-buf of an unbound device in mode {mode:?}"),
             peer.attach(&shared.buffer, mode),
@@ -81,7 +75,7 @@ fn dmabuf_fd() -> Outcome {
         )?;
     }
     gone.rebind()?;
-    for mode in modes {
+    for mode in IMPORTERS {
         expect_errno(
             &format!("attaching a dma-buf from before the rebind in mode {mode:?}"),
             peer.attach(&shared.buffer, mode),
@@ -163,25 +157,11 @@ fn mapped(mode: Mode) -> Outcome {
     let fixture = Fixture::with_route()?;
     let shared = share(&fixture.drm, 2)?;
     let peer = &fixture.peer;
-    peer.attach(&shared.buffer, mode)?;
-    peer.pin_and_map(mode)?;
+    peer.attach_and_map(&shared.buffer, mode)?;
     fixture.check_only(&shared.object, mode, mode.needs_pin(), true)?;
     check_eq!(peer.status()?.invalidations, 0, "invalidations so far");
     let gone = Unbound::new(&fixture.gpu)?;
-    let status = peer.status()?;
-    check!(
-        status.invalidations >= 1,
-        "the importer was not notified: {status:?}"
-    );
-    let mut want = uapi::EDU_PEER_STATUS_ATTACHED;
-    if mode == Mode::Revocable {
-        want |= uapi::EDU_PEER_STATUS_REVOKED;
-    }
-    check_eq!(
-        status.flags,
-        want,
-        "status flags after the unbind: neither mapped nor pinned"
-    );
+    check_revoked(peer, mode)?;
     let mut data = [0u8; 16];
     expect_errno("map", peer.map(), libc::ENODEV)?;
     expect_errno("a transfer", peer.read(0, &mut data), libc::ENODEV)?;
@@ -253,15 +233,13 @@ fn blocked_by(fixture: &Fixture, holder: &str) -> Result<Unbinding, Stop> {
     match named {
         Some(true) => {}
         Some(false) => {
-            return Err(Stop::fail(format_args!(
-            "the unbind did not wait for {holder}, which has a mapping: {:?}; kernel log:\n{log}",
-            unbinding.child.ended()
-        )))
+            fail!(
+                "the unbind did not wait for {holder}, which has a mapping: {:?}; kernel log:\n{log}",
+                unbinding.child.ended()
+            )
         }
         None => {
-            return Err(Stop::fail(format_args!(
-                "the unbind waits, but the kernel log does not name {holder}:\n{log}"
-            )))
+            fail!("the unbind waits, but the kernel log does not name {holder}:\n{log}")
         }
     }
     // Sleeping in another state would be reported as a hung task. The task is running only for
@@ -269,17 +247,14 @@ fn blocked_by(fixture: &Fixture, holder: &str) -> Result<Unbinding, Stop> {
     let asleep = misc::poll(Duration::from_secs(5), || {
         (unbinding.child.state() == Some('S')).then_some(())
     });
-    if asleep.is_none() {
-        return Err(Stop::fail(format_args!(
-            "an unbind that waits should sleep such that a signal wakes it; {}",
-            unbinding.child.whereabouts()
-        )));
-    }
+    check!(
+        asleep.is_some(),
+        "an unbind that waits should sleep such that a signal wakes it; {}",
+        unbinding.child.whereabouts()
+    );
     thread::sleep(hold());
     if let Some(exit) = unbinding.child.ended() {
-        return Err(Stop::fail(format_args!(
-            "the unbind named its holder, but did not wait for it: {exit:?}"
-        )));
+        fail!("the unbind named its holder, but did not wait for it: {exit:?}");
     }
     Ok(unbinding)
 }
@@ -290,8 +265,7 @@ fn pinned_mapped() -> Outcome {
     let shared = share(&fixture.drm, 2)?;
     shared.map.fill(a);
     let peer = &fixture.peer;
-    peer.attach(&shared.buffer, Mode::Pinned)?;
-    peer.pin_and_map(Mode::Pinned)?;
+    peer.attach_and_map(&shared.buffer, Mode::Pinned)?;
     fixture.check_only(&shared.object, Mode::Pinned, true, true)?;
     let (_, layout) = fixture.check_table(peer, &shared.map)?;
     let unbinding = blocked(&fixture)?;
@@ -323,8 +297,7 @@ fn pinned_mapped_closed() -> Outcome {
     let (there, close) = (Steps::new()?, Steps::new()?);
     let mut child = Child::spawn(|| {
         let peer = Peer::open()?;
-        peer.attach(&shared.buffer, Mode::Pinned)?;
-        peer.pin_and_map(Mode::Pinned)?;
+        peer.attach_and_map(&shared.buffer, Mode::Pinned)?;
         there.done()?;
         close.wait("the end", LIMIT + hold())
     })?;
@@ -346,8 +319,7 @@ fn pinned_mapped_importing() -> Outcome {
     let there = Steps::new()?;
     let mut child = Child::spawn(|| {
         let peer = Peer::open()?;
-        peer.attach(&shared.buffer, Mode::Pinned)?;
-        peer.pin_and_map(Mode::Pinned)?;
+        peer.attach_and_map(&shared.buffer, Mode::Pinned)?;
         let mut importers = Vec::new();
         for _ in 0..THREADS {
             importers.push((Drm::open()?, make(Kind::Udmabuf, 1)?));
@@ -416,8 +388,7 @@ fn mid_transfer() -> Outcome {
     let there = Steps::new()?;
     let mut child = Child::spawn(|| {
         let peer = Peer::open()?;
-        peer.attach(&shared.buffer, Mode::Dynamic)?;
-        peer.map()?;
+        peer.attach_and_map(&shared.buffer, Mode::Dynamic)?;
         there.done()?;
         let mut data = vec![0u8; 32 * PAGE];
         expect_errno(
@@ -466,8 +437,7 @@ fn peer_unbind() -> Outcome {
     peers[0].attach(&shared.buffer, Mode::Pinned)?;
     for mode in modes {
         let peer = fixture.peer.reopen()?;
-        peer.attach(&shared.buffer, mode)?;
-        peer.pin_and_map(mode)?;
+        peer.attach_and_map(&shared.buffer, mode)?;
         peers.push(peer);
     }
     check_eq!(
@@ -496,9 +466,7 @@ fn peer_unbind() -> Outcome {
         )?;
         expect_errno("detach of an unbound peer", peer.detach(), dead)?;
     }
-    if let Err(mismatch) = shared.map.verify(a) {
-        fail!("the buffer changed: {mismatch}");
-    }
+    check_ok!(shared.map.verify(a), "the buffer changed");
     gone.rebind()?;
     expect_errno(
         "status of a file from before the rebind",
@@ -506,8 +474,7 @@ fn peer_unbind() -> Outcome {
         libc::ENODEV,
     )?;
     let fresh = Peer::open()?;
-    fresh.attach(&shared.buffer, Mode::Dynamic)?;
-    fresh.map()?;
+    fresh.attach_and_map(&shared.buffer, Mode::Dynamic)?;
     fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
     peer_reads(&fresh, a, &[0])?;
     // Closing the old files must not affect the new device.
@@ -524,8 +491,7 @@ fn peer_mid_transfer() -> Outcome {
     let there = Steps::new()?;
     let mut child = Child::spawn(|| {
         let peer = Peer::open()?;
-        peer.attach(&shared.buffer, Mode::Pinned)?;
-        peer.pin_and_map(Mode::Pinned)?;
+        peer.attach_and_map(&shared.buffer, Mode::Pinned)?;
         there.done()?;
         let mut data = vec![0u8; 32 * PAGE];
         expect_errno(

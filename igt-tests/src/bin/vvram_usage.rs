@@ -13,14 +13,13 @@ use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::Fixture;
 use vvram_tests::heap;
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{PAGE, PAGE64};
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
 use vvram_tests::uapi::{self, DMA_BUF_SYNC_READ as READ, DMA_BUF_SYNC_WRITE as WRITE};
 use vvram_tests::{check_eq, fail, igt_main, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const REGIONS: [&str; 2] = ["vram0", "system"];
 
 /// The numbers of pages in a region, by key.

@@ -11,14 +11,13 @@ use vvram_tests::drm::{ioctl, Drm, Gem, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fence::SyncObj;
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, placed, Expect, Fixture};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
 use vvram_tests::user::{self, become_nobody};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
 
-const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The files of a device in debugfs, with their modes.

@@ -4,14 +4,13 @@
 
 use vvram_tests::drm::DmaBuf;
 use vvram_tests::fixture::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{PAGE, PAGE64};
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::Unbound;
 use vvram_tests::vfio::Vfio;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 /// The BAR of ivshmem that shows the memory.
 const MEMORY: u32 = 2;
 /// Pages in the order of the buffer: two adjacent ones, and one before them.
@@ -84,8 +83,7 @@ fn several() -> Outcome {
         .iter()
         .zip([Mode::Dynamic, Mode::Revocable, Mode::Dynamic])
     {
-        peer.attach(&bar.buffer, mode)?;
-        peer.pin_and_map(mode)?;
+        peer.attach_and_map(&bar.buffer, mode)?;
     }
     for (round, peer) in (0..).zip(&peers) {
         bar.written_by(peer, round)?;

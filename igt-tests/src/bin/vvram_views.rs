@@ -5,11 +5,10 @@
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::EITHER;
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, placed, Fixture};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::PAGE64;
 use vvram_tests::peer::Mode;
-use vvram_tests::{check_eq, fail, igt_main, uapi, Outcome};
+use vvram_tests::{check_eq, check_ok, igt_main, uapi, Outcome};
 
-const PAGE64: u64 = PAGE as u64;
 /// The placement to which an importer of a class moves an object.
 const MOVES: [(Mode, u32, &str); 4] = [
     (Mode::NoP2p, uapi::PLACEMENT_SYSTEM, "in system memory"),
@@ -40,15 +39,11 @@ fn moved() -> Outcome {
         // Each mapping shows the old bytes, and then those that are written through the other one.
         let (old, new) = if round % 2 == 0 { (a, b) } else { (b, a) };
         for (name, view) in ["the object", "the dma-buf"].iter().zip(&views) {
-            if let Err(mismatch) = view.verify(old) {
-                fail!("{told}, mapping of {name}: {mismatch}");
-            }
+            check_ok!(view.verify(old), "{told}, mapping of {name}");
         }
         views[round % 2].fill(new);
         for (name, view) in ["the object", "the dma-buf"].iter().zip(&views) {
-            if let Err(mismatch) = view.verify(new) {
-                fail!("{told}, mapping of {name} after a write: {mismatch}");
-            }
+            check_ok!(view.verify(new), "{told}, mapping of {name} after a write");
         }
     }
     Ok(())

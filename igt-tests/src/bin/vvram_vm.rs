@@ -10,7 +10,7 @@ use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{ioctl_raw, Drm, Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed, squeeze_idle, works};
 use vvram_tests::foreign::{self, Kind};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
@@ -20,7 +20,6 @@ use vvram_tests::uapi::{VvramVmBind, VvramVmRead};
 use vvram_tests::vm::{mapping_of, mappings, shown};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
-const PAGE64: u64 = PAGE as u64;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 const AS_IS: u32 = uapi::VM_READ_AS_IS;

@@ -39,10 +39,6 @@ pub fn room(thread: usize) -> usize {
 }
 
 /// Maps memory at a fixed address of the arena.
-///
-/// # Errors
-///
-/// Any error of mmap(2).
 pub fn map(
     at: usize,
     len: usize,
@@ -70,10 +66,6 @@ const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 pub const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 /// Maps the blocks of memory and the rooms, and lets accesses of this process fault.
-///
-/// # Errors
-///
-/// Any error of the system calls.
 pub fn begin() -> Result<(), SysError> {
     map(block(0), MEMORY * BLOCK, READ_WRITE, ANONYMOUS, -1, 0)?;
     map(
@@ -113,41 +105,34 @@ extern "C" fn on_fault(signal: i32, _info: *mut libc::siginfo_t, context: *mut l
     }
 }
 
-/// Reads a byte by an instruction; whether that worked.
-pub fn reads(at: usize) -> bool {
-    let failed: u64;
-    // SAFETY: the instruction reads a byte, or faults and is skipped. [`begin`] has set the handler.
-    unsafe {
+/// Does an instruction on the byte at RDI and in CL, which may fault; whether it worked.
+macro_rules! works {
+    ($instruction:literal, $at:expr, $byte:expr) => {{
+        let failed: u64;
         asm!(
             "lea r11, [rip + 2f]",
             "xor eax, eax",
-            "mov cl, byte ptr [rdi]",
+            $instruction,
             "2:",
-            out("rax") failed, out("rcx") _, in("rdi") at,
+            out("rax") failed, inout("cl") $byte => _, in("rdi") $at,
             inout("r10") EXPECTED => _, out("r11") _,
             options(nostack)
         );
-    }
-    failed == 0
+        failed == 0
+    }};
+}
+
+/// Reads a byte by an instruction; whether that worked.
+pub fn reads(at: usize) -> bool {
+    // SAFETY: the instruction reads a byte, or faults and is skipped. [`begin`] has set the handler.
+    unsafe { works!("mov cl, byte ptr [rdi]", at, 0u8) }
 }
 
 /// Writes a byte of the blocks by an instruction; whether that worked.
 pub fn writes(at: usize, byte: u8) -> bool {
     assert!((START..room(0)).contains(&at), "outside of the blocks");
-    let failed: u64;
     // SAFETY: as for [`reads`]; nothing but random calls uses the blocks.
-    unsafe {
-        asm!(
-            "lea r11, [rip + 2f]",
-            "xor eax, eax",
-            "mov byte ptr [rdi], cl",
-            "2:",
-            out("rax") failed, in("cl") byte, in("rdi") at,
-            inout("r10") EXPECTED => _, out("r11") _,
-            options(nostack)
-        );
-    }
-    failed == 0
+    unsafe { works!("mov byte ptr [rdi], cl", at, byte) }
 }
 
 /// A file in memory by which a thread moves bytes to and from addresses that may fault.
@@ -156,10 +141,6 @@ pub struct Ferry(i32);
 
 impl Ferry {
     /// Makes one.
-    ///
-    /// # Errors
-    ///
-    /// Any error of memfd_create(2).
     pub fn new() -> Result<Self, SysError> {
         // SAFETY: the name is NUL terminated.
         match unsafe { libc::memfd_create(c"ferry".as_ptr(), libc::MFD_CLOEXEC) } {
