@@ -216,8 +216,15 @@ impl RingOps for Ops {
 
     fn run(hw: &HwOf<'_, Self>, job: &mut Item, done: Done) {
         hw.control.called();
-        hw.control.saw(Event::Run(job.id));
-        let mode = hw.control.record.lock().mode;
+        let mut record = hw.control.record.lock();
+        let _ = record.events.push_within_capacity(Event::Run(job.id));
+        let mode = record.mode;
+        // With the lock held: the hardware keeps what a test has seen begin.
+        if mode == Mode::Keep {
+            let _ = record.kept.push_within_capacity((job.id, done));
+            return;
+        }
+        drop(record);
 
         match mode {
             Mode::Work => done.signal(Ok(())),
@@ -227,14 +234,7 @@ impl RingOps for Ops {
                 hw.control.woken.wait_for_completion();
                 done.signal(Ok(()));
             }
-            Mode::Keep => {
-                let _ = hw
-                    .control
-                    .record
-                    .lock()
-                    .kept
-                    .push_within_capacity((job.id, done));
-            }
+            Mode::Keep => (),
         }
     }
 
