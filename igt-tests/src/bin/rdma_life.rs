@@ -235,7 +235,7 @@ fn waited_for() -> Outcome {
 /// How queue pairs are connected if a request is to get no answer.
 fn impatient() -> Config {
     Config {
-        retries: 2,
+        retries: 4,
         ..Config::default()
     }
 }
@@ -245,8 +245,8 @@ fn dead_peer() -> Outcome {
     let fabric = Fabric::with_route()?;
     for class in CLASSES {
         let mut setup = register(&fabric, class)?;
-        setup.write(patterns().0)?;
         setup.pair = Pair::with_config(&fabric.nic, &impatient())?;
+        setup.write(patterns().0)?;
         setup.pair.silence()?;
         let (from, to) = (setup.target.buffer.region(), setup.host.region());
         expect_status(
