@@ -103,9 +103,8 @@ ORIGINAL = tuple(f"vvram_p2p@{subtest}" for subtest in (
     "across-ranges", "dynamic", "iova-offset", "last-byte", "pinned", "revocable", "system-heap",
     "two-files", "unaligned"))
 ORIGINAL_ON = ("switch", "host-bridge", "intel-iommu", "no-route")
-# Random calls: the machine of `make check`, those of `make fuzz`, and its default numbers.
+# Random calls: the machines of `make fuzz`, and its default numbers.
 FUZZ = ("fuzz_calls",)
-FUZZ_SHORT = "gpu-switch"
 FUZZ_LONG = ("pair-switch", "gpu-switch", "intel-iommu")
 FUZZ_CALLS = 1_000_000
 FUZZ_SECONDS = 1800
@@ -162,8 +161,7 @@ BUSY = 1.0
 
 def check():
     """The boots of `make check`."""
-    return [*kunit(), *own(), *disks(), *gpus(), *rdma_boots(),
-            fuzz_boot("check-fuzz", topologies.find(FUZZ_SHORT))]
+    return [*kunit(), *own(), *disks(), *gpus(), *rdma_boots()]
 
 
 def sanitized():

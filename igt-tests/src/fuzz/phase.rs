@@ -333,12 +333,13 @@ pub fn run(
     let calls = world.calls.load(Ordering::Relaxed);
     let (seconds, path) = (begin.elapsed().as_secs_f64(), recorder.path);
     say(&format!("{calls} calls in {seconds:.1} s, {path}"));
-    if !repeats {
+    let disturbed = report(world, phase, root, &mut findings);
+    // A finding may have ended all calls.
+    if !repeats && findings.is_empty() {
         report_coverage(world, &plan)?;
     }
-    let disturbed = report(world, phase, root, &mut findings);
     check!(
-        repeats || disturbed > 0,
+        repeats || disturbed > 0 || !findings.is_empty(),
         "no allocation has failed, or no driver was unbound and no device reset"
     );
     let program = fs::read_to_string(path).ok().and_then(|text| parse(&text));

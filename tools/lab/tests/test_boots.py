@@ -201,6 +201,9 @@ class Settings(unittest.TestCase):
         self.assertIn(" tsc=nowatchdog ", cmdline)
         found = re.search(r" tsc_early_khz=(\d+) ", cmdline)
         self.assertAlmostEqual(int(found[1]) / host.tsc_khz(), 1, places=3)
+        loops = re.search(r" lpj=(\d+) ", cmdline)
+        self.assertEqual(int(loops[1]), int(found[1]) * 1000 // qemu.HZ)
+        self.assertIn(f"CONFIG_HZ_{qemu.HZ}=y", (kernel.FRAGMENTS / "base.config").read_text())
         with mock.patch("mmap.mmap", side_effect=PermissionError):
             self.assertIsNone(host.tsc_khz())
 
