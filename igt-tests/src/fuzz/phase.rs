@@ -157,7 +157,9 @@ impl Recorder {
         let mut text = String::new();
         for (thread, written) in self.written.iter_mut().enumerate() {
             let log = world.log(thread);
-            for (step, result) in log.since(*written) {
+            // Calls begin meanwhile; the next time records them.
+            let end = log.len();
+            for (step, result) in log.of(*written..end) {
                 let result = match result {
                     0 => "ok".to_string(),
                     UNDER_WAY => "under way".to_string(),
@@ -165,7 +167,7 @@ impl Recorder {
                 };
                 text += &format!("{thread} {step} # {result}\n");
             }
-            *written = log.len();
+            *written = end;
         }
         if let Some(file) = &mut self.file {
             let _ = file.write_all(text.as_bytes());
@@ -370,10 +372,10 @@ fn report_coverage(world: &World, plan: &Plan) -> Outcome {
 /// Prints what has disturbed the calls, and adds findings that are not in the kernel log; how often
 /// they were disturbed, or 1 if that is not the point of the phase.
 fn report(world: &World, phase: Phase, root: Option<Root>, findings: &mut Vec<String>) -> u64 {
-    for (op, errno, seed) in world.odd() {
-        let (name, errno) = (table().name(op), errno_name(errno));
+    for (errno, step) in world.odd() {
+        let (name, errno) = (table().name(step.op), errno_name(errno));
         findings.push(format!(
-            "{name} failed with {errno}, which is not listed (call {seed:#x})"
+            "{name} failed with {errno}, which is not listed (call {step})"
         ));
     }
     if phase.faults {
@@ -450,9 +452,9 @@ pub fn subtest(world: &'static World, phase: Phase) -> Outcome {
     if !clean {
         say("the last calls of each thread, the newest last:");
         for thread in 0..LOGS {
-            let log = world.log(thread);
-            let calls = log.since(log.len().saturating_sub(8));
-            let names: Vec<_> = calls
+            let names: Vec<_> = world
+                .log(thread)
+                .last(8)
                 .iter()
                 .map(|(step, _)| table().name(step.op))
                 .collect();

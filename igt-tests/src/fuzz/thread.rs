@@ -119,22 +119,22 @@ impl Thread {
             trace.clear();
         }
         let begin = describe::monotonic();
-        let errno = self.call(op, seed);
+        let errno = self.call(&step);
         let time = (describe::monotonic() - begin) / 1000;
         log.end(errno);
         self.world.count(op).note(errno, time);
         self.world.calls.fetch_add(1, Ordering::Relaxed);
         let places = self.trace.as_ref().map(Trace::reached);
         if places.is_some_and(|places| self.world.places.note(places) > 0) {
-            let last = log.since(log.len().saturating_sub(SEQUENCE as u64));
+            let last = log.last(SEQUENCE as u64);
             let last: Vec<_> = last.into_iter().map(|(step, _)| step).collect();
             self.world.corpus.keep(&last, self.random.drawn());
         }
     }
 
-    fn call(&mut self, op: usize, seed: u64) -> i32 {
-        let result = match table().op(op) {
-            Op::Ioctl(call) => self.ioctl(op, call, seed),
+    fn call(&mut self, step: &Step) -> i32 {
+        let result = match table().op(step.op) {
+            Op::Ioctl(call) => self.ioctl(call, step),
             Op::Core(core) => self.core(core),
         };
         match result {
@@ -162,7 +162,7 @@ impl Thread {
         last.or_else(|| self.find(fits))
     }
 
-    fn ioctl(&mut self, op: usize, call: &'static Call, seed: u64) -> Result<(), i32> {
+    fn ioctl(&mut self, call: &'static Call, step: &Step) -> Result<(), i32> {
         let number = self.file_for(call).ok_or(libc::EBADF)?;
         let fd = MINE.fd(number).ok_or(libc::EBADF)?;
         let open = self.world.open(number);
@@ -184,7 +184,7 @@ impl Thread {
                 .any(|(name, errors)| *name == call.name && errors.contains(&errno));
             let same = MINE.fd(number) == Some(fd) && open.epoch() == epoch;
             if !listed && !known && same {
-                self.world.note_odd(op, errno, seed);
+                self.world.note_odd(errno, step);
             }
             return Err(errno);
         }
@@ -569,6 +569,8 @@ impl Thread {
         }
     }
 
+    /// Without MADV_WIPEONFORK: a child's copy of memory that was moved makes mm warn when it is
+    /// split, which is finding F9.
     fn advise(&mut self) -> Result<(), i32> {
         let memory = self.below(2) == 0;
         let blocks = if memory { 0..MEMORY } else { MEMORY..BLOCKS };
@@ -588,8 +590,6 @@ impl Thread {
             libc::MADV_COLLAPSE,
             libc::MADV_POPULATE_READ,
             libc::MADV_POPULATE_WRITE,
-            libc::MADV_WIPEONFORK,
-            libc::MADV_KEEPONFORK,
         ];
         let advice = match self.below(2) {
             0 if memory => self.random.pick(&only),

@@ -2,6 +2,7 @@
 
 //! The memory that all processes of the fuzzer share.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use super::corpus::{Corpus, Slot, Step};
@@ -153,15 +154,27 @@ impl Log {
         self.len() == 0
     }
 
-    /// The calls from a number on that are kept, in order, and their errors.
-    pub fn since(&self, first: u64) -> Vec<(Step, u32)> {
-        let end = self.len();
-        let first = first.max(end.saturating_sub(KEPT as u64));
-        let entries = (first..end).map(|index| &self.entries[index as usize % KEPT]);
+    /// The calls with these numbers that are kept, in order, and their errors.
+    pub fn of(&self, numbers: Range<u64>) -> Vec<(Step, u32)> {
+        let first = numbers.start.max(self.len().saturating_sub(KEPT as u64));
+        let entries = (first..numbers.end).map(|index| &self.entries[index as usize % KEPT]);
         entries
             .map(|entry| (entry.step.load(), entry.result.load(ORDER)))
             .collect()
     }
+
+    /// So many of the last calls, or all that are kept, and their errors.
+    pub fn last(&self, count: u64) -> Vec<(Step, u32)> {
+        let end = self.len();
+        self.of(end.saturating_sub(count)..end)
+    }
+}
+
+/// An error that is not listed, or 0, and the first call with it.
+#[derive(Debug)]
+struct Odd {
+    what: AtomicU64,
+    step: Slot,
 }
 
 /// Everything that is shared.
@@ -182,7 +195,7 @@ pub struct World {
     opens: [Open; FILES],
     counts: [Count; OPS],
     logs: [Log; LOGS],
-    odd: [[AtomicU64; 2]; ODD],
+    odd: [Odd; ODD],
 }
 
 impl World {
@@ -213,7 +226,7 @@ impl World {
             log.next.store(0, ORDER);
         }
         for odd in &self.odd {
-            odd[0].store(0, ORDER);
+            odd.what.store(0, ORDER);
         }
     }
 
@@ -244,25 +257,23 @@ impl World {
     }
 
     /// Notes an error that is not listed.
-    pub fn note_odd(&self, op: usize, errno: i32, seed: u64) {
-        let what = (op as u64 + 1) << 32 | errno as u64;
+    pub fn note_odd(&self, errno: i32, step: &Step) {
+        let what = (step.op as u64) << 32 | errno as u64;
         for odd in &self.odd {
-            match odd[0].compare_exchange(0, what, ORDER, ORDER) {
-                Ok(_) => return odd[1].store(seed, ORDER),
+            match odd.what.compare_exchange(0, what, ORDER, ORDER) {
+                Ok(_) => return odd.step.store(step),
                 Err(seen) if seen == what => return,
                 Err(_) => {}
             }
         }
     }
 
-    /// The errors that are not listed: kind of call, error, number of the call.
-    pub fn odd(&self) -> Vec<(usize, i32, u64)> {
-        let all = self
-            .odd
-            .iter()
-            .map(|odd| (odd[0].load(ORDER), odd[1].load(ORDER)));
-        all.filter(|(what, _)| *what != 0)
-            .map(|(what, seed)| ((what >> 32) as usize - 1, what as i32, seed))
+    /// The errors that are not listed, with a call for each.
+    pub fn odd(&self) -> Vec<(i32, Step)> {
+        let noted = self.odd.iter().map(|odd| (odd.what.load(ORDER), &odd.step));
+        noted
+            .filter(|(what, _)| *what != 0)
+            .map(|(what, step)| (what as i32, step.load()))
             .collect()
     }
 }
@@ -375,8 +386,28 @@ mod tests {
             log.end(libc::EINVAL);
         }
         log.begin(&step(9));
-        assert_eq!(log.since(0).len(), KEPT);
-        assert_eq!(log.since(0)[0], (step(3), libc::EINVAL as u32));
-        assert_eq!(log.since(KEPT as u64 + 2), [(step(9), UNDER_WAY)]);
+        let all = log.of(0..log.len());
+        assert_eq!(all.len(), KEPT);
+        assert_eq!(all[0], (step(3), libc::EINVAL as u32));
+        assert_eq!(log.last(1), [(step(9), UNDER_WAY)]);
+        let before = log.len() - 2..log.len() - 1;
+        assert_eq!(
+            log.of(before),
+            [(step(KEPT as u64 + 1), libc::EINVAL as u32)]
+        );
+    }
+
+    #[test]
+    fn an_unlisted_error_keeps_its_first_call() {
+        let world = World::new().unwrap();
+        assert_eq!(world.odd(), []);
+        let step = |seed, kind| Step::new(seed, Some(kind));
+        world.note_odd(libc::EIO, &step(1, 0));
+        world.note_odd(libc::EIO, &step(2, 0));
+        world.note_odd(libc::EIO, &step(3, 4));
+        assert_eq!(
+            world.odd(),
+            [(libc::EIO, step(1, 0)), (libc::EIO, step(3, 4))]
+        );
     }
 }
