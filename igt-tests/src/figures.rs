@@ -28,7 +28,8 @@ impl Figures {
         self.add(&format!("{name}.most"), costs.most());
     }
 
-    /// Adds the median, if the least cost is a coincidence that does not happen in each boot.
+    /// Adds the median, if the least cost is a coincidence that does not happen in each boot, or
+    /// may have missed a part.
     pub fn typical(&mut self, name: &str, costs: &Costs) {
         self.add(name, costs.median());
         self.add(&format!("{name}.median"), costs.median());

@@ -65,8 +65,10 @@ impl Asked<'_> {
         Some(count)
     }
 
-    /// The instructions for the work that were run in a time.
+    /// The instructions for the work that were run in a time. What runs before the task asks is
+    /// the rest of other work.
     pub fn spent(&self, moments: &[Moment], time: Range<u64>) -> u64 {
+        let time = time.start.max(self.time.start)..time.end;
         let mut at = State::default();
         let mut last = time.start;
         for moment in moments {
@@ -74,7 +76,7 @@ impl Asked<'_> {
             if at.counts(self) {
                 let mut part = last.max(time.start)..moment.time.min(time.end);
                 if at.interrupts.is_empty() && at.task == self.task {
-                    part = part.start.max(self.time.start)..part.end.min(self.time.end);
+                    part.end = part.end.min(self.time.end);
                 }
                 *at.spent.entry(at.task).or_default() += part.end.saturating_sub(part.start);
             }
@@ -132,7 +134,8 @@ impl State {
                 self.interrupts.pop();
             }
             "workqueue_queue_work" => {
-                let is_asked = task != asked.task || asked.time.contains(&moment.time);
+                let is_asked = moment.time >= asked.time.start
+                    && (task != asked.task || moment.time < asked.time.end);
                 if is_asked && self.counts(asked) {
                     self.queued.insert(item());
                 }
@@ -248,6 +251,23 @@ mod tests {
             "9 400 workqueue_execute_end: work struct ab: function f",
         ];
         assert_eq!(spent(&lines), 20 + 20 + 10 + 30);
+    }
+
+    #[test]
+    fn what_is_left_of_other_work_does_not_count() {
+        let lines = [
+            "0 50 irq_handler_entry: irq=4 name=dev",
+            "0 60 workqueue_queue_work: work struct=ab function=f workqueue=q req_cpu=0 cpu=0",
+            "0 70 irq_handler_exit: irq=4 ret=handled",
+            "0 80 sched_switch: prev_pid=0 ==> next_comm=kworker/0:1 next_pid=9 next_prio=1",
+            "9 150 workqueue_execute_start: work struct ab: function f",
+            "9 300 workqueue_execute_end: work struct ab: function f",
+        ];
+        assert_eq!(spent(&lines), 0);
+        let late = lines.map(|line| line.replace(" 50 ", " 110 ").replace(" 60 ", " 120 "));
+        let late = late.map(|line| line.replace(" 70 ", " 130 ").replace(" 80 ", " 140 "));
+        let late: Vec<_> = late.iter().map(String::as_str).collect();
+        assert_eq!(spent(&late), 20 + 150);
     }
 
     #[test]

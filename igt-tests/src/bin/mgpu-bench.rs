@@ -211,7 +211,7 @@ fn moves(gpu: &Mgpu, trace: &Running, name: &str, size: u64, figures: &mut Figur
     holds(&object, pattern, "after the moves")?;
     for (way, (interrupts, costs)) in ["out", "back"].into_iter().zip(&costs) {
         check!(*interrupts > 0, "the engine has not moved {name}");
-        figures.costs(&format!("engine.{name}.{way}"), costs);
+        figures.typical(&format!("engine.{name}.{way}"), costs);
         figures.add(
             &format!("engine.{name}.{way}.interrupts"),
             *interrupts as u64,
