@@ -320,7 +320,11 @@ impl Fixture {
                 let want = pattern.word(index as u64);
                 let at = layout.offset(*page) + 8 * word as u64;
                 let seen = self.bar.word(at);
-                check!(seen == want, "page {page} of the buffer, VRAM offset {at:#x}: expected {want:#018x}, saw {seen:#018x}");
+                check!(
+                    seen == want,
+                    "page {page} of the buffer, VRAM offset {at:#x}: expected {want:#018x}, \
+                     saw {seen:#018x}"
+                );
             }
         }
         Ok(())
@@ -337,7 +341,8 @@ fn places(
     if *way != Way::Straight {
         if let Some(range) = ranges.iter().find(|range| bar.touches(**range)) {
             return Err(format!(
-                "behind an IOMMU the table has {range:x?} (start, length), which are addresses of BAR 2"
+                "behind an IOMMU the table has {range:x?} (start, length), which are addresses of \
+                 BAR 2"
             ));
         }
     }

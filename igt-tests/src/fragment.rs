@@ -79,7 +79,11 @@ pub fn create<'a>(
     let map = object.map()?;
     let layout = bar.locate(&map)?;
     let seen = layout.ranges().len();
-    check!(seen >= ranges, "expected an object over {ranges} ranges or more, it has {seen}: {:x?} ({freed} holes of {piece:#x} bytes were made)",
-            layout.ranges());
+    check!(
+        seen >= ranges,
+        "expected an object over {ranges} ranges or more, it has {seen}: {:x?} ({freed} holes of \
+         {piece:#x} bytes were made)",
+        layout.ranges()
+    );
     Ok(Fragmented { object, layout })
 }

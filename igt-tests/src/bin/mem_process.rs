@@ -409,29 +409,36 @@ fn collapsed() -> Outcome {
     drm.await_vram_free(free)
 }
 
-/// ksmd, which merges equal pages until this is dropped.
-struct Merging(());
+/// ksmd, which merges equal pages until this is dropped: its settings as they were before.
+struct Merging(Vec<(String, String)>);
 
 impl Merging {
     const RUN: &str = "/sys/kernel/mm/ksm/run";
 
     fn start() -> Result<Self, SysError> {
-        let write = |name: &str, text: &str| {
+        let mut merging = Self(Vec::new());
+        for (name, value) in [
+            ("pages_to_scan", "1000"),
+            ("sleep_millisecs", "1"),
+            ("run", "1"),
+        ] {
             let path = format!("/sys/kernel/mm/ksm/{name}");
-            fs::write(&path, text).map_err(|error| SysError::io(path, &error))
-        };
-        let merging = Self(());
-        write("pages_to_scan", "1000")?;
-        write("sleep_millisecs", "1")?;
-        write("run", "1")?;
+            let failed = |error| SysError::io(&path, &error);
+            let before = fs::read_to_string(&path).map_err(failed)?;
+            fs::write(&path, value).map_err(failed)?;
+            merging.0.push((path, before));
+        }
         Ok(merging)
     }
 }
 
 impl Drop for Merging {
     fn drop(&mut self) {
-        // This also takes merged pages apart.
+        // This takes merged pages apart.
         let _ = fs::write(Self::RUN, "2");
+        for (path, before) in self.0.iter().rev() {
+            let _ = fs::write(path, before);
+        }
     }
 }
 

@@ -13,12 +13,13 @@ use crate::{Outcome, SysError};
 /// A region, or what has one, and a connection to memory of this process.
 #[derive(Debug)]
 pub struct Setup<'a, T = Region<'a>> {
-    /// The connection.
-    pub pair: Pair<'a>,
-    /// The other memory, which is as large as the region.
-    pub host: Buffer<'a>,
+    // Dropped in this order: the region while it is in use.
     /// What has the region.
     pub target: T,
+    /// The other memory, which is as large as the region.
+    pub host: Buffer<'a>,
+    /// The connection.
+    pub pair: Pair<'a>,
 }
 
 impl<'a> Setup<'a> {
