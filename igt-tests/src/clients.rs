@@ -24,9 +24,10 @@ fn filled(drm: &Drm, pattern: Pattern) -> Result<Filled<'_>, Stop> {
     Ok((object, map, pattern))
 }
 
-/// How many objects it takes to fill the VRAM of a device four times.
-pub fn four_times(drm: &Drm) -> Result<u64, Stop> {
-    Ok(4 * drm.getparam(uapi::PARAM_VRAM_SIZE)? / PIECE)
+/// How many objects need more VRAM than a device has: four times as much, twice in a short run.
+pub fn too_many(drm: &Drm) -> Result<u64, Stop> {
+    let times = if misc::soak() > 1 { 4 } else { 2 };
+    Ok(times * drm.getparam(uapi::PARAM_VRAM_SIZE)? / PIECE)
 }
 
 /// Creates a number of objects. While `goes_on` returns true, verifies one of them at random and

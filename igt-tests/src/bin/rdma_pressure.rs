@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Thousands of registrations while VRAM is oversubscribed, so that objects have to move.
+//! Registrations while VRAM is oversubscribed, so that objects have to move.
 
 use std::time::{Duration, Instant};
 
-use vvram_tests::clients::{client, four_times, Usage, PIECE};
+use vvram_tests::clients::{client, too_many, Usage, PIECE};
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fabric::{Fabric, CLASSES};
 use vvram_tests::fixture::{patterns, placed, squeeze_idle};
@@ -19,10 +19,10 @@ use vvram_tests::{check, check_eq, check_ok, expect_errno, fail, igt_main, uapi,
 
 /// The flags of objects that importers get in VRAM or not at all.
 const EXPORT: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
-const CYCLES: u64 = 70;
+const CYCLES: u64 = 40;
 /// The number of regions that exist at the same time, and of those that are never replaced.
-const ALIVE: usize = 64;
-const KEPT: usize = 16;
+const ALIVE: usize = 32;
+const KEPT: usize = 8;
 /// How often a region must be found to have moved since its last use, where it can move.
 const FOLLOWED: u64 = 5;
 /// The time limit for these moves, whose number depends on the scheduler.
@@ -134,7 +134,7 @@ fn pressure(class: Mode) -> Outcome {
     fabric.choose(class)?;
     let usage = Usage::now(&fabric.drm)?;
     let mut random = Lcg::new(patterns().0.word(0));
-    let (seed, count) = (random.word(), four_times(&fabric.drm)?);
+    let (seed, count) = (random.word(), too_many(&fabric.drm)?);
     let (full, enough) = (Steps::new()?, Steps::new()?);
     let mut child = Child::spawn(|| {
         // Registrations have priority over the processes that move objects, which move enough

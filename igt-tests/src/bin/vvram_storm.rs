@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use vvram_tests::clients::{client, four_times, Usage, PIECE};
+use vvram_tests::clients::{client, too_many, Usage, PIECE};
 use vvram_tests::drm::{Drm, EITHER};
 use vvram_tests::fixture::{patterns, peer_reads, peer_writes, Expect, Fixture};
 use vvram_tests::misc;
@@ -23,8 +23,7 @@ fn eviction() -> Outcome {
     let rounds = ROUNDS * misc::soak();
     let drm = Drm::open()?;
     let usage = Usage::now(&drm)?;
-    // Four times the size of VRAM, but in a short run only twice.
-    let count = four_times(&drm)? / CLIENTS / if misc::soak() > 1 { 1 } else { 2 };
+    let count = too_many(&drm)? / CLIENTS;
     let (seed, _) = patterns();
     // The clients go on until the peers have done their transfers.
     let enough = Steps::new()?;
