@@ -319,6 +319,32 @@ fn accept() -> Outcome {
     works()
 }
 
+/// Many importers map the same pages. dma-debug takes more than seven mappings of one for a leak,
+/// unless the exporter says that they share it.
+fn shared() -> Outcome {
+    const IMPORTERS: usize = 10;
+    let fixture = Fixture::open()?;
+    let object = fixture.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+    let (pattern, _) = patterns();
+    object.map()?.fill(pattern);
+    let buffer = object.export()?;
+    let mut peers = Vec::new();
+    for _ in 0..IMPORTERS {
+        let peer = Peer::open()?;
+        peer.attach_and_map(&buffer, Mode::Static)?;
+        peers.push(peer);
+    }
+    let list = object.attachments()?;
+    let is_mapped = |entry: &&Attachment| entry.flags & uapi::ATTACHMENT_MAPPED != 0;
+    let mapped = list.iter().filter(is_mapped).count();
+    check_eq!(mapped, IMPORTERS, "mappings: {list:?}");
+    placed(&object, uapi::PLACEMENT_SYSTEM)?;
+    for peer in &peers {
+        peer_reads(peer, pattern, &[0, LAST])?;
+    }
+    Ok(())
+}
+
 igt_main! {
     "refuse", "importers that cannot be revoked get system memory or nothing", refuse;
     "refuse-unbind", "an unbind does not wait for mappings of system memory", refuse_unbind;
@@ -326,4 +352,5 @@ igt_main! {
     "client", "one client has pinned so much of VRAM", client;
     "parameter", "unrevocable_percent is the policy at first", parameter;
     "accept", "an unbind waits for mappings of VRAM", accept;
+    "shared", "many importers map the same pages of system memory", shared;
 }

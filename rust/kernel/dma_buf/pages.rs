@@ -40,6 +40,11 @@ use core::{
     ptr::NonNull, //
 };
 
+/// What mappings of a buffer have: several importers map the same pages at a time, which the checks
+/// of `CONFIG_DMA_API_DEBUG` take for a leak otherwise.
+// CAST: A flag of 32 bits.
+const ATTRS: usize = bindings::DMA_ATTR_DEBUGGING_IGNORE_CACHELINES as usize;
+
 /// Pages of system memory in the order of a buffer.
 ///
 /// # Invariants
@@ -282,7 +287,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
         })
         .and_then(|()| {
             // SAFETY: The table was just made, of pages that the caller promises to stay.
-            to_result(unsafe { bindings::dma_map_sgtable(dev, sgt, dir, 0) }).inspect_err(|_| {
+            to_result(unsafe { bindings::dma_map_sgtable(dev, sgt, dir, ATTRS) }).inspect_err(|_| {
                 // SAFETY: The table is not mapped.
                 unsafe { bindings::sg_free_table(sgt) }
             })

@@ -52,7 +52,9 @@ use core::{
 };
 
 const BOTH_WAYS: bindings::dma_data_direction = bindings::dma_data_direction::DMA_BIDIRECTIONAL;
-const ATTRS: usize = bindings::DMA_ATTR_SKIP_CPU_SYNC as usize;
+// Importers may have mapped the same pages.
+const ATTRS: usize =
+    (bindings::DMA_ATTR_SKIP_CPU_SYNC | bindings::DMA_ATTR_DEBUGGING_IGNORE_CACHELINES) as usize;
 
 /// Checks that a device reaches system memory without bounce buffers.
 ///
