@@ -7,9 +7,12 @@
 
 use std::arch::asm;
 use std::ptr;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use crate::map::PAGE;
 use crate::SysError;
+
+const ORDER: Ordering = Ordering::Relaxed;
 
 /// A block: what one call maps at most.
 pub const BLOCK: usize = 256 << 10;
@@ -99,10 +102,24 @@ extern "C" fn on_fault(signal: i32, _info: *mut libc::siginfo_t, context: *mut l
         registers[libc::REG_RAX as usize] = 1;
         registers[libc::REG_RIP as usize] = registers[libc::REG_R11 as usize];
     } else {
-        // The instruction faults again, and the process dies.
-        // SAFETY: this sets the default action.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        // Memory of the program itself. An allocation that fails once lets a page fault fail once: if
+        // the same instruction faults again, the process dies.
+        let at = registers[libc::REG_RIP as usize];
+        ELSEWHERE.fetch_add(1, ORDER);
+        if LAST.swap(at, ORDER) == at {
+            // SAFETY: this sets the default action.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
     }
+}
+
+/// Faults of other instructions in this process, and the last of these.
+static ELSEWHERE: AtomicU32 = AtomicU32::new(0);
+static LAST: AtomicI64 = AtomicI64::new(0);
+
+/// How many other instructions of this process have faulted.
+pub fn faults_elsewhere() -> u32 {
+    ELSEWHERE.load(ORDER)
 }
 
 /// Does an instruction on the byte at RDI and in CL, which may fault; whether it worked.

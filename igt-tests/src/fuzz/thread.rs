@@ -67,6 +67,11 @@ pub struct Thread {
     child: bool,
 }
 
+/// Whether a kind of file has a call.
+fn fits(call: &Call, kind: u32) -> bool {
+    call.on.iter().any(|on| *on as u32 == kind)
+}
+
 impl Thread {
     /// Of a number, which is that of its log and its room, on the calling thread.
     ///
@@ -154,19 +159,22 @@ impl Thread {
 
     /// A file that has a call: often the one of the last call, so that calls build on each other.
     fn file_for(&mut self, call: &Call) -> Option<usize> {
-        let fits = |kind| call.on.iter().any(|on| *on as u32 == kind);
         let again = self.useful || self.below(2) == 0;
         let last = self.file.filter(|last| {
-            again && MINE.fd(*last).is_some() && fits(self.world.open(*last).kind())
+            again && MINE.fd(*last).is_some() && fits(call, self.world.open(*last).kind())
         });
-        last.or_else(|| self.find(fits))
+        last.or_else(|| self.find(|kind| fits(call, kind)))
     }
 
     fn ioctl(&mut self, call: &'static Call, step: &Step) -> Result<(), i32> {
         let number = self.file_for(call).ok_or(libc::EBADF)?;
-        let fd = MINE.fd(number).ok_or(libc::EBADF)?;
         let open = self.world.open(number);
+        // Another thread may close the file, and open another one with its number.
         let epoch = open.epoch();
+        let fd = MINE.fd(number).ok_or(libc::EBADF)?;
+        if !fits(call, open.kind()) {
+            return Err(libc::EBADF);
+        }
         self.file = Some(number);
         let mut bytes = make(&call.argument, self);
         self.keep_to_rules(call, &mut bytes);

@@ -95,6 +95,11 @@ pub fn run(world: &'static World, plan: &Plan, process: usize) -> Outcome {
             Err(_) => fail!("a thread has panicked"),
         }
     }
+    let elsewhere = arena::faults_elsewhere();
+    check!(
+        elsewhere == 0 || plan.rules.faults,
+        "{elsewhere} accesses to memory of the program have faulted"
+    );
     Ok(())
 }
 
