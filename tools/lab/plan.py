@@ -103,8 +103,9 @@ ORIGINAL = tuple(f"vvram_p2p@{subtest}" for subtest in (
     "across-ranges", "dynamic", "iova-offset", "last-byte", "pinned", "revocable", "system-heap",
     "two-files", "unaligned"))
 ORIGINAL_ON = ("switch", "host-bridge", "intel-iommu", "no-route")
-# Random calls: the machines of `make fuzz`, and its default numbers.
+# Random calls: the machine of `make check`, those of `make fuzz`, and its default numbers.
 FUZZ = ("fuzz_calls",)
+FUZZ_SHORT = "gpu-switch"
 FUZZ_LONG = ("pair-switch", "gpu-switch", "intel-iommu")
 FUZZ_CALLS = 1_000_000
 FUZZ_SECONDS = 1800
@@ -161,7 +162,8 @@ BUSY = 1.0
 
 def check():
     """The boots of `make check`."""
-    return [*kunit(), *own(), *disks(), *gpus(), *rdma_boots()]
+    return [*kunit(), *own(), *disks(), *gpus(), *rdma_boots(),
+            fuzz_boot("check-fuzz", topologies.find(FUZZ_SHORT))]
 
 
 def sanitized():
@@ -260,8 +262,8 @@ def fuzz():
 def fuzz_boot(name, topology, **settings):
     """A boot with random calls, and with devices for all drivers and a disk.
 
-    Without the memory controller, because an eviction of memory that a CPU takes back at the same
-    time makes the kernel loop for ever with it, which is finding F2.
+    Without the memory controller: with it, an eviction loops for ever if a CPU takes the memory back
+    at the same time, which is finding F2.
     """
     boot = igt(name, topology, FUZZ, GPU_LOAD, **settings)
     return dataclasses.replace(boot, arguments=topologies.spare(topology),
