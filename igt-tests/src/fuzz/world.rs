@@ -65,6 +65,13 @@ impl Open {
         self.kind.load(ORDER)
     }
 
+    /// Notes that a process does not have it any more.
+    fn leave(&self) {
+        if self.users.fetch_sub(1, ORDER) == 1 {
+            self.kind.store(0, ORDER);
+        }
+    }
+
     /// Another number for each file that was here.
     pub fn epoch(&self) -> u32 {
         self.epoch.load(ORDER)
@@ -325,8 +332,19 @@ impl Files {
         for handles in &open.things {
             handles.store(0, ORDER);
         }
-        self.0[number].store(fd + 1, ORDER);
-        Some(number)
+        self.0[number].store(fd + 1, Ordering::SeqCst);
+        // Arguments are in memory that other threads overwrite, so two of them may find the same
+        // descriptor. It counts once: it would stay here after it was closed.
+        let is_same = |other: &usize| self.0[*other].load(Ordering::SeqCst) == fd + 1;
+        let mut all = (0..FILES).filter(is_same);
+        let first = all.next().unwrap_or(number);
+        for other in all {
+            let exchanged = self.0[other].compare_exchange(fd + 1, 0, ORDER, ORDER);
+            if exchanged.is_ok() {
+                world.opens[other].leave();
+            }
+        }
+        Some(first)
     }
 
     /// Takes a file out; its descriptor, which the caller closes.
@@ -335,10 +353,7 @@ impl Files {
             0 => return None,
             fd => fd - 1,
         };
-        let open = &world.opens[number];
-        if open.users.fetch_sub(1, ORDER) == 1 {
-            open.kind.store(0, ORDER);
-        }
+        world.opens[number].leave();
         Some(fd)
     }
 
@@ -374,6 +389,17 @@ mod tests {
         let epoch = world.open(number).epoch();
         assert_eq!(other.add(world, 3, File::Peer), Some(number));
         assert_ne!(world.open(number).epoch(), epoch);
+    }
+
+    #[test]
+    fn a_descriptor_counts_once() {
+        let world = World::new().unwrap();
+        let files = Files([const { AtomicI32::new(0) }; FILES]);
+        let number = files.add(world, 7, File::Buffer).unwrap();
+        assert_eq!(files.add(world, 7, File::Buffer), Some(number));
+        assert_eq!((files.len(), world.opened(File::Buffer)), (1, 1));
+        assert_eq!(files.take(world, number), Some(7));
+        assert_eq!((files.len(), world.opened(File::Buffer)), (0, 0));
     }
 
     #[test]
