@@ -6,7 +6,7 @@ from pathlib import Path
 import cache
 import debianroot
 
-STUB = Path(__file__).parent / "guest/stub"
+STUB, FSTAB = [Path(__file__).parent / "guest" / name for name in ("stub", "fstab")]
 SUITES = ["trixie", "forky"]
 PACKAGES = """
 mount kmod iproute2 python3 procps pciutils udev e2fsprogs fio
@@ -23,7 +23,7 @@ INIT = "/usr/sbin/lab-init"
 GB = 3
 # Not compressed: an emulated processor takes a second of each boot to decompress what it reads.
 MKFS = ("mkfs.erofs", "--quiet")
-KEY = cache.digest(SUITES, PACKAGES, FORKY, PREFERENCES, MKFS, STUB)
+KEY = cache.digest(SUITES, PACKAGES, FORKY, PREFERENCES, MKFS, STUB, FSTAB)
 
 
 def path():
@@ -45,6 +45,7 @@ def ensure(steps, toolchain):
         init = root / INIT.lstrip("/")
         init.write_bytes(STUB.read_bytes())
         init.chmod(0o755)
+        (root / "etc/fstab").write_bytes(FSTAB.read_bytes())
         # Modules change with each kernel; the image does not.
         (root / "usr/lib/modules").symlink_to("/lab/lib/modules")
         partial = image.with_suffix(cache.PARTIAL)
