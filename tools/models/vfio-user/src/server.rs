@@ -102,6 +102,7 @@ pub fn connection(stream: UnixStream, device: &dyn Device) {
         }
     };
     port.disconnect();
+    socket::end(&stream);
     device.disconnected(removed);
 }
 

@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::mem;
+use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::fd::BorrowedFd;
 use std::os::fd::FromRawFd;
@@ -83,6 +84,23 @@ pub fn receive(stream: &UnixStream, to: &mut [u8], files: &mut Vec<File>) -> io:
     Ok(true)
 }
 
+/// Ends a connection so that the other side reads its end.
+///
+/// A socket that is closed with unread data makes the read of the other side fail with ECONNRESET
+/// instead, for which QEMU sets its error twice and then fails an assertion.
+pub fn end(stream: &UnixStream) {
+    // Nothing more arrives after this.
+    let _ = stream.shutdown(Shutdown::Both);
+    let (mut unread, mut files) = ([0; 4096], Vec::new());
+    loop {
+        match receive_some(stream, &mut unread, &mut files) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+            Ok(1..) => (),
+            _ => return,
+        }
+    }
+}
+
 fn receive_some(stream: &UnixStream, to: &mut [u8], files: &mut Vec<File>) -> io::Result<usize> {
     let mut control = Control([0; CONTROL]);
     let mut part = libc::iovec {
@@ -153,8 +171,23 @@ mod tests {
     #[test]
     fn an_end_between_messages_is_no_error() {
         let (here, there) = UnixStream::pair().unwrap();
-        here.shutdown(std::net::Shutdown::Both).unwrap();
+        here.shutdown(Shutdown::Both).unwrap();
         assert!(!receive(&there, &mut [0; 4], &mut Vec::new()).unwrap());
+    }
+
+    #[test]
+    fn an_end_with_unread_data_is_no_error() {
+        let read_after = |ends: bool| {
+            let (here, there) = UnixStream::pair().unwrap();
+            send(&there, b"unread", None).unwrap();
+            if ends {
+                end(&here);
+            }
+            drop(here);
+            receive(&there, &mut [0; 4], &mut Vec::new()).map_err(|error| error.kind())
+        };
+        assert_eq!(read_after(false), Err(io::ErrorKind::ConnectionReset));
+        assert_eq!(read_after(true), Ok(false));
     }
 
     #[test]
