@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::map::{Map, PAGE};
 use crate::misc;
 use crate::uapi::PeerAddress;
-use crate::{Outcome, Stop, SysError};
+use crate::{Need, Outcome, Stop, SysError};
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 const DRIVERS: &str = "/sys/bus/pci/drivers";
@@ -245,6 +245,14 @@ impl PciDevice {
             Ok(true) => write_file(&path, "1"),
             Ok(false) => Err(SysError::new("reset", libc::ENOTTY)),
             Err(error) => Err(SysError::io(path.display().to_string(), &error)),
+        }
+    }
+
+    /// Resets it, or skips the subtest if it cannot be reset without other functions.
+    pub fn need_reset(&self) -> Outcome {
+        match self.reset() {
+            Err(error) if error.errno == libc::ENOTTY => Err(Stop::needs(Need::OwnSlot)),
+            result => Ok(result?),
         }
     }
 

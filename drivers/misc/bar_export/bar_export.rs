@@ -164,6 +164,8 @@ impl pci::Driver for BarExport {
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
+    const HANDLES_RESET: bool = true;
+
     fn probe<'bound>(
         pdev: &'bound pci::Device<device::Core<'_>>,
         _info: Option<&'bound ()>,
@@ -183,6 +185,16 @@ impl pci::Driver for BarExport {
             let device = Arc::new(CharDevice(exports), GFP_KERNEL);
             Ok(MiscDeviceRegistration::register_named(name, device))
         })
+    }
+
+    // No importer accesses a BAR while the device does not decode its addresses.
+    fn reset_prepare<'bound>(
+        pdev: &'bound pci::Device<device::Core<'_>>,
+        this: Pin<&Self::Data<'bound>>,
+    ) {
+        if let Err(e) = this.data().0.revoke(pdev.as_ref()) {
+            dev_err!(pdev, "buffers stay mapped in a reset: {:?}\n", e);
+        }
     }
 }
 

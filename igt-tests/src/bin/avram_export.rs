@@ -369,6 +369,38 @@ fn unbound() -> Outcome {
     works()
 }
 
+/// A reset of the device takes everything back, and the DRM driver comes back after it.
+fn reset() -> Outcome {
+    let module = Module::load()?;
+    Expect::get()?.need_route()?;
+    let gpu = PciDevice::vvram()?;
+    gpu.need_reset()?;
+    let bar = Bar::open(&gpu)?;
+    let split = Split::new(&module, &gpu)?;
+    let card = Card::open(split.gpu())?;
+    let buffer = card.export(card.create(SIZE)?)?;
+    let peer = Peer::open()?;
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
+    reaches_vram(&peer, &bar, 0)?;
+    let invalidated = peer.status()?.invalidations;
+
+    gpu.reset()?;
+    check!(
+        peer.status()?.invalidations > invalidated,
+        "the importer was not notified: {:?}",
+        peer.status()?
+    );
+    expect_errno("map after the reset", peer.map(), libc::ENODEV)?;
+    expect_errno("create after the reset", card.create(SIZE), libc::ENODEV)?;
+    let (fresh, other) = (Card::open(split.gpu())?, Peer::open()?);
+    let buffer = fresh.export(fresh.create(SIZE)?)?;
+    other.attach_and_map(&buffer, Mode::Dynamic)?;
+    reaches_vram(&other, &bar, 1)?;
+    drop((peer, card, other, buffer, fresh));
+    split.undo()?;
+    works()
+}
+
 /// When only the DRM driver is unbound, importers are revoked; the core driver keeps the VRAM of
 /// objects that still exist, and the DRM driver can be bound again.
 fn card_unbound() -> Outcome {
@@ -445,4 +477,5 @@ igt_main! {
     "unloaded", "nothing keeps the module when all is closed", unloaded;
     "card-unbound", "the DRM driver can go alone, and come back", card_unbound;
     "unbound", "an unbind of the core takes everything back", unbound;
+    "reset", "a reset of the device takes everything back", reset;
 }

@@ -218,10 +218,39 @@ fn unbind() -> Outcome {
     works()
 }
 
+/// Buffers are revoked when the device is reset, and an old file exports others afterwards.
+fn reset() -> Outcome {
+    Expect::get()?.need_route()?;
+    let exporter = Exporter::new()?;
+    exporter.gpu().need_reset()?;
+    let bar_file = exporter.open()?;
+    let peer = Peer::open()?;
+    let buffer = export(&bar_file, MEMORY, 0, 2 * PAGE64)?;
+    let (pattern, _) = patterns();
+    peer.attach_and_map(&buffer, Mode::Dynamic)?;
+    peer_writes(&peer, pattern, &[1])?;
+    let invalidated = peer.status()?.invalidations;
+    exporter.gpu().reset()?;
+    check!(
+        peer.status()?.invalidations > invalidated,
+        "the importer was not notified: {:?}",
+        peer.status()?
+    );
+    expect_errno("map after the reset", peer.map(), libc::ENODEV)?;
+    let other = Peer::open()?;
+    let fresh = export(&bar_file, MEMORY, 0, 2 * PAGE64)?;
+    other.attach_and_map(&fresh, Mode::Dynamic)?;
+    peer_writes(&other, pattern, &[1])?;
+    peer_reads(&other, pattern, &[1])?;
+    drop((peer, other, exporter));
+    works()
+}
+
 igt_main! {
     "peer", "a peer reads and writes the range, and nothing beside it", peer;
     "ranges", "several ranges are one buffer", ranges;
     "refusals", "importers that cannot reach it, or cannot be revoked, are refused", refusals;
     "badinput", "EINVAL for ranges that are none", badinput;
     "unbind", "exports are revoked when the driver is unbound", unbind;
+    "reset", "exports are revoked when the device is reset", reset;
 }

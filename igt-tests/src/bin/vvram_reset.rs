@@ -12,19 +12,14 @@ use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, KernelLog};
-use vvram_tests::{check, check_ok, expect_errno, fail, igt_main, uapi, Need, Outcome, Stop};
+use vvram_tests::{check, check_ok, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Opens both devices, if the exporter can be reset.
 fn fixture() -> Result<Fixture, Stop> {
-    match PciDevice::vvram()?.reset() {
-        Err(error) if error.errno == libc::ENOTTY => Err(Stop::needs(Need::OwnSlot)),
-        result => {
-            result?;
-            Fixture::open()
-        }
-    }
+    PciDevice::vvram()?.need_reset()?;
+    Fixture::open()
 }
 
 /// The same, for tests that need a route.

@@ -14,7 +14,7 @@ use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::{with_parameters, Unbinding, Unbound};
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::svm::{check_places, filled, holds, HUGE};
-use vvram_tests::{check_eq, expect_errno, igt_main, Need, Outcome, Stop};
+use vvram_tests::{check_eq, expect_errno, igt_main, Outcome, Stop};
 
 const PAGES: usize = HUGE + 40;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -96,10 +96,7 @@ fn reset() -> Outcome {
     let (a, _) = patterns();
     let gpu = PciDevice::vvram()?;
     let map = in_vram(&Drm::open()?, a)?;
-    match gpu.reset() {
-        Err(error) if error.errno == libc::ENOTTY => return Err(Stop::needs(Need::OwnSlot)),
-        result => result?,
-    }
+    gpu.need_reset()?;
     is_back(&map, a)?;
     works()
 }

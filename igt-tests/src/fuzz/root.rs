@@ -164,10 +164,8 @@ impl Root {
         set_bound(&name, true)
     }
 
-    /// Not of a device of avram or bar_export, which let importers keep its memory in a reset: finding
-    /// F10.
     fn reset(&mut self) -> Result<(), SysError> {
-        self.device(|device| !device.overridden)?.pci.reset()
+        self.device(|_| true)?.pci.reset()
     }
 
     fn remove(&mut self) -> Result<(), SysError> {

@@ -397,11 +397,9 @@ impl<E: Exporter> Revocation<E> {
             }
         }
     }
-}
 
-impl<E: Exporter> Drop for Revocation<E> {
-    fn drop(&mut self) {
-        self.registry.closed.store(true, Relaxed);
+    /// Revokes all buffers on the list, and waits until they are not mapped.
+    fn revoke_all(&self) {
         // All buffers are revoked before the first wait.
         self.for_each(|buf, buffer| buffer.revoke(buf));
         self.for_each(|buf, buffer| {
@@ -411,6 +409,13 @@ impl<E: Exporter> Drop for Revocation<E> {
         });
         // No importer can attach to a revoked buffer and need the routes.
         self.registry.forget_routes();
+    }
+}
+
+impl<E: Exporter> Drop for Revocation<E> {
+    fn drop(&mut self) {
+        self.registry.closed.store(true, Relaxed);
+        self.revoke_all();
     }
 }
 
@@ -681,5 +686,18 @@ impl<E: Exporter> ExportsHandle<E> {
             // buffers are revoked with the device lock held, and these were not revoked.
             f(&self.0)
         })
+    }
+
+    /// Revokes the buffers that were exported so far, and waits until they are not mapped: the device
+    /// is about to be reset. Others may be exported once it was.
+    ///
+    /// The device lock, which the context `Core` proves, holds off [`Self::with`] meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the list is that of another device.
+    pub fn revoke(&self, dev: &device::Device<device::Core<'_>>) -> Result {
+        self.0._devres.access(dev)?.revoke_all();
+        Ok(())
     }
 }

@@ -10,9 +10,13 @@ use kernel::{
     device,
     dma::DmaMask,
     drm::vram::Allocator,
+    new_mutex,
     pci,
     prelude::*,
-    sync::Arc,
+    sync::{
+        Arc,
+        Mutex, //
+    },
     types::CovariantForLt, //
 };
 
@@ -36,10 +40,23 @@ pub(crate) type ApiOf = CovariantForLt!(Api);
 /// The PCI driver.
 pub(crate) struct Core;
 
+/// The auxiliary device. Its drop unbinds the DRM driver, which revokes all buffers.
+type Drm<'a> = auxiliary::Registration<'a, ApiOf>;
+
 /// The data of a bound device.
-pub(crate) struct Probed<'a> {
-    // Dropped when the driver is unbound, which unbinds the DRM driver.
-    _drm: auxiliary::Registration<'a, ApiOf>,
+#[pin_data]
+pub(crate) struct Probed<'bound> {
+    /// [`None`] while the device is reset.
+    #[pin]
+    drm: Mutex<Option<Drm<'bound>>>,
+}
+
+fn register<'a>(pdev: &'a pci::Device<device::Bound>) -> Result<Drm<'a>> {
+    let api = Api {
+        vram: Allocator::new(0..pdev.resource_len(BAR)?)?,
+    };
+
+    auxiliary::Registration::new(pdev.as_ref(), NAME, 0, MODULE, api)
 }
 
 kernel::pci_device_table!(
@@ -61,20 +78,42 @@ impl pci::Driver for Core {
 
     const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<64>());
 
+    const HANDLES_RESET: bool = true;
+
     fn probe<'bound>(
         pdev: &'bound pci::Device<device::Core<'_>>,
         _info: Option<&'bound ()>,
     ) -> impl PinInit<Probed<'bound>, Error> + 'bound {
-        pdev.enable_device_mem()?;
-        // The provider of peer-to-peer memory is the PCI device, not the auxiliary device.
-        pdev.enable_p2pdma()?;
+        pin_init::pin_init_scope(move || {
+            pdev.enable_device_mem()?;
+            // The provider of peer-to-peer memory is the PCI device, not the auxiliary device.
+            pdev.enable_p2pdma()?;
 
-        let bound: &'bound pci::Device<device::Bound> = pdev;
-        let api = Api {
-            vram: Allocator::new(0..pdev.resource_len(BAR)?)?,
-        };
-        Ok(Probed {
-            _drm: auxiliary::Registration::new(bound.as_ref(), NAME, 0, MODULE, api)?,
+            let drm = register(pdev)?;
+            Ok(try_pin_init!(Probed {
+                drm <- new_mutex!(Some(drm), "avram::drm"),
+            }))
         })
+    }
+
+    // The content of VRAM is lost, and no importer may access the BAR meanwhile.
+    fn reset_prepare<'bound>(
+        _pdev: &'bound pci::Device<device::Core<'_>>,
+        this: Pin<&Self::Data<'bound>>,
+    ) {
+        let drm = this.drm.lock().take();
+
+        // The drop waits for importers that cannot be revoked, so the lock is not held.
+        drop(drm);
+    }
+
+    fn reset_done<'bound>(
+        pdev: &'bound pci::Device<device::Core<'_>>,
+        this: Pin<&Self::Data<'bound>>,
+    ) {
+        match register(pdev) {
+            Ok(drm) => *this.drm.lock() = Some(drm),
+            Err(e) => dev_err!(pdev, "no device after the reset: {:?}\n", e),
+        }
     }
 }
