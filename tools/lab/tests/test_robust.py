@@ -378,6 +378,7 @@ class HalfMade(InLab):
             debianroot.remove(dest)
             (dest / "usr/lib").mkdir(parents=True)
             (dest / "usr/sbin").mkdir()
+            (dest / "etc").mkdir()
 
         def run(_, command, __, inside, **___):
             calls.append(command[0])
