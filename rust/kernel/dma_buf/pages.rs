@@ -287,10 +287,12 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
         })
         .and_then(|()| {
             // SAFETY: The table was just made, of pages that the caller promises to stay.
-            to_result(unsafe { bindings::dma_map_sgtable(dev, sgt, dir, ATTRS) }).inspect_err(|_| {
-                // SAFETY: The table is not mapped.
-                unsafe { bindings::sg_free_table(sgt) }
-            })
+            to_result(unsafe { bindings::dma_map_sgtable(dev, sgt, dir, ATTRS) }).inspect_err(
+                |_| {
+                    // SAFETY: The table is not mapped.
+                    unsafe { bindings::sg_free_table(sgt) }
+                },
+            )
         });
         if let Err(e) = ret {
             // SAFETY: Made above, and not used any more.
