@@ -177,7 +177,7 @@ class List(unittest.TestCase):
                "scramble": {test.partition("@")[0] for test in plan.SCRAMBLED},
                "pair": plan.PAIR, "rdma": {*plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE},
                "disk": {*plan.DISK_KINDS, *plan.DISK_ONCE, *plan.DISK_STUCK},
-               "gpu": {*plan.GPU_KINDS, *plan.GPU_ONCE, *plan.GPU_FAULTS, *plan.FUZZ}}
+               "gpu": {*plan.GPU_KINDS, *plan.GPU_ONCE, *plan.GPU_FAULTS}}
         for m in self.mutations:
             self.assertNotEqual(bool(m.tests), bool(m.suites), m.id)
             mutants.machine(m)
