@@ -332,37 +332,63 @@ fn active() -> Outcome {
     auto.sleeps("the CPU had nothing to do")
 }
 
+/// A buffer of a card, and an importer that has mapped it.
+struct Mapped {
+    peer: Peer,
+    buffer: DmaBuf,
+    card: Card,
+    invalidations: u64,
+}
+
+impl Mapped {
+    fn new(gpu: &PciDevice, bar: &Bar, round: u64) -> Result<Self, Stop> {
+        let card = Card::open(gpu)?;
+        let buffer = card.export(card.create(SIZE)?)?;
+        let peer = Peer::open()?;
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
+        reaches_vram(&peer, bar, round)?;
+        Ok(Self {
+            invalidations: peer.status()?.invalidations,
+            peer,
+            buffer,
+            card,
+        })
+    }
+
+    /// Checks that the importer was notified, and that nothing can be done with either any more.
+    #[track_caller]
+    fn is_gone(&self, why: &str) -> Outcome {
+        let status = self.peer.status()?;
+        check!(
+            status.invalidations > self.invalidations,
+            "the importer was not notified: {status:?}"
+        );
+        expect_errno(&format!("map after {why}"), self.peer.map(), libc::ENODEV)?;
+        let created = self.card.create(SIZE);
+        expect_errno(&format!("create after {why}"), created, libc::ENODEV)
+    }
+}
+
 /// When the core driver is unbound, importers are revoked, and their mappings are invalid.
 fn unbound() -> Outcome {
     let module = Module::load()?;
     Expect::get()?.need_route()?;
     let gpu = PciDevice::vvram()?;
     let bar = Bar::open(&gpu)?;
-    let mut left: Vec<(Peer, DmaBuf, Card)> = Vec::new();
+    let mut left = Vec::new();
     for round in 0..2 {
         let split = Split::new(&module, &gpu)?;
-        let card = Card::open(split.gpu())?;
-        let buffer = card.export(card.create(SIZE)?)?;
-        let peer = Peer::open()?;
-        peer.attach_and_map(&buffer, Mode::Dynamic)?;
-        reaches_vram(&peer, &bar, round)?;
-        let invalidated = peer.status()?.invalidations;
+        let mapped = Mapped::new(split.gpu(), &bar, round)?;
 
         split.undo()?;
-        check!(
-            peer.status()?.invalidations > invalidated,
-            "the importer was not notified: {:?}",
-            peer.status()?
-        );
-        expect_errno("map after the unbind", peer.map(), libc::ENODEV)?;
-        expect_errno("create after the unbind", card.create(SIZE), libc::ENODEV)?;
+        mapped.is_gone("the unbind")?;
         expect_errno(
             "attach after the unbind",
-            Peer::open()?.attach(&buffer, Mode::Dynamic),
+            Peer::open()?.attach(&mapped.buffer, Mode::Dynamic),
             libc::ENODEV,
         )?;
         // Another driver is bound to the device while the old objects still exist.
-        left.push((peer, buffer, card));
+        left.push(mapped);
         check!(Drm::open()?.vram_free()? > 0, "vvram has no VRAM");
     }
     drop(left);
@@ -377,26 +403,12 @@ fn reset() -> Outcome {
     gpu.need_reset()?;
     let bar = Bar::open(&gpu)?;
     let split = Split::new(&module, &gpu)?;
-    let card = Card::open(split.gpu())?;
-    let buffer = card.export(card.create(SIZE)?)?;
-    let peer = Peer::open()?;
-    peer.attach_and_map(&buffer, Mode::Dynamic)?;
-    reaches_vram(&peer, &bar, 0)?;
-    let invalidated = peer.status()?.invalidations;
+    let mapped = Mapped::new(split.gpu(), &bar, 0)?;
 
     gpu.reset()?;
-    check!(
-        peer.status()?.invalidations > invalidated,
-        "the importer was not notified: {:?}",
-        peer.status()?
-    );
-    expect_errno("map after the reset", peer.map(), libc::ENODEV)?;
-    expect_errno("create after the reset", card.create(SIZE), libc::ENODEV)?;
-    let (fresh, other) = (Card::open(split.gpu())?, Peer::open()?);
-    let buffer = fresh.export(fresh.create(SIZE)?)?;
-    other.attach_and_map(&buffer, Mode::Dynamic)?;
-    reaches_vram(&other, &bar, 1)?;
-    drop((peer, card, other, buffer, fresh));
+    mapped.is_gone("the reset")?;
+    let fresh = Mapped::new(split.gpu(), &bar, 1)?;
+    drop((mapped, fresh));
     split.undo()?;
     works()
 }
@@ -409,32 +421,21 @@ fn card_unbound() -> Outcome {
     let gpu = PciDevice::vvram()?;
     let bar = Bar::open(&gpu)?;
     let split = Split::new(&module, &gpu)?;
-    let card = Card::open(split.gpu())?;
-    let buffer = card.export(card.create(SIZE)?)?;
-    let peer = Peer::open()?;
-    peer.attach_and_map(&buffer, Mode::Dynamic)?;
-    reaches_vram(&peer, &bar, 0)?;
-    let invalidated = peer.status()?.invalidations;
+    let mapped = Mapped::new(split.gpu(), &bar, 0)?;
 
-    split::set_bound(card.device(), false)?;
-    check!(
-        peer.status()?.invalidations > invalidated,
-        "the importer was not notified: {:?}",
-        peer.status()?
-    );
-    expect_errno("map after the unbind", peer.map(), libc::ENODEV)?;
-    expect_errno("create after the unbind", card.create(SIZE), libc::ENODEV)?;
-    split::set_bound(card.device(), true)?;
+    split::set_bound(mapped.card.device(), false)?;
+    mapped.is_gone("the unbind")?;
+    split::set_bound(mapped.card.device(), true)?;
 
     let again = Card::open(split.gpu())?;
     let all = bar.len();
     expect_errno("what the old object has", again.create(all), libc::ENOSPC)?;
     let handle = again.create(SIZE)?;
     let other = again.export(handle)?;
-    peer.detach()?;
-    peer.attach_and_map(&other, Mode::Dynamic)?;
-    reaches_vram(&peer, &bar, 1)?;
-    drop((peer, other, buffer, card));
+    mapped.peer.detach()?;
+    mapped.peer.attach_and_map(&other, Mode::Dynamic)?;
+    reaches_vram(&mapped.peer, &bar, 1)?;
+    drop((mapped, other));
     again.close(handle)?;
     let handle = again.create(all)?;
     again.close(handle)?;
