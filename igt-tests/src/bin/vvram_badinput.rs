@@ -4,10 +4,12 @@
 //! modelled GPU.
 
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 use vvram_tests::badinput::{check_all, nothing, wrong, Gpu, Scene, FOREIGN};
 use vvram_tests::bar_export::Exporter;
 use vvram_tests::describe::{Call, File, Thing};
 use vvram_tests::drm::{ioctl_raw, Drm, EITHER};
+use vvram_tests::edu;
 use vvram_tests::fixture::{share, Expect};
 use vvram_tests::heap;
 use vvram_tests::map::{Map, PAGE};
@@ -211,6 +213,7 @@ fn peer_submit() -> Outcome {
     let busy = libc::EBUSY;
     expect_errno("timing of what is mapped", peer.measure(1), busy)?;
     let mut data = [0u8; 64];
+    let _slow = edu::slow_by(Duration::from_secs(1))?;
     peer.submit_read(0, 64)?;
     expect_errno("a second submit", peer.submit_read(0, 64), busy)?;
     expect_errno("unmap during a transfer", peer.unmap(), busy)?;
