@@ -209,7 +209,8 @@ def baseline_boots(mutations):
 def _boot(name, m, suites, tests, number):
     topology, _ = machine(m)
     if suites:
-        made = plan.kunit_boot(name, topology, suites)
+        modules = plan.ALL_MODULES if suites == plan.ALL_SUITES else suites
+        made = plan.kunit_boot(name, topology, suites, modules)
     else:
         made = plan.igt(name, topology, tests)
         made.settings.update(LAB_TIMEOUT=TEST_TIMEOUT, VVRAM_SLOWER=SLOWER)

@@ -143,6 +143,7 @@ GENERIC = ("core_*",)
 # The suites of the kernel crate run once, the suites of modules run on each kind of route.
 ALL_SUITES = "*rust*"
 NO_SUITES = "none"
+ALL_MODULES = "*"
 # The larger numbers of `make soak`: rounds of tests, and random scatter tables.
 SOAK = 10
 TABLES = 100_000
@@ -359,13 +360,14 @@ def kunit():
             kunit_boot("check-kunit-no-route", topologies.find("no-route"), NO_SUITES)]
 
 
-def kunit_boot(name, topology, built_in, **settings):
-    """A boot that runs the suites of the kernel that a pattern names, then those of the modules.
+def kunit_boot(name, topology, built_in, modules=ALL_MODULES, **settings):
+    """A boot that runs suites: of the kernel, and then of the modules, those that patterns name.
 
     The suites map addresses at which there is no memory, which QEMU cannot tell a device outside of
     it.
     """
-    return job(name, topology, "kunit", settings, load=BUSY, original=True,
+    return job(name, topology, "kunit", {"LAB_SUITES": modules, **settings}, load=BUSY,
+               original=True,
                cmdline=f"kunit.enable=1 kunit.autorun=1 kunit.filter_glob={built_in}")
 
 
