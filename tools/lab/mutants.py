@@ -22,11 +22,15 @@ from steps import LabError
 
 FOLDER = pipeline.REPO / "tools/mutants"
 LIST = FOLDER / "list.toml"
-# Seconds for a boot, for one test in it, and without a mark. The guests do little more than boot.
+# Seconds for a boot, for one test in it, and without a mark: of a program that waits for its own
+# limit, and of a suite. The guests do little more than boot, and many hang until their limit.
 TIMEOUT = 600
 TEST_TIMEOUT = 120
 SILENCE = 150
-LOAD = 0.5
+SUITE_SILENCE = 60
+LOAD = 0.3
+# The processors of a guest: with more of them than the host has, they wait for each other.
+PROCESSORS = 2
 # Many mutations make a test wait for its limit.
 SLOWER = 2
 # The boot without a mutation, which runs first, on the same kernel.
@@ -214,7 +218,9 @@ def _boot(name, m, suites, tests, number):
     else:
         made = plan.igt(name, topology, tests)
         made.settings.update(LAB_TIMEOUT=TEST_TIMEOUT, VVRAM_SLOWER=SLOWER)
-    return dataclasses.replace(made, timeout=TIMEOUT, silence=SILENCE, load=LOAD,
+    return dataclasses.replace(made, timeout=TIMEOUT,
+                               silence=SUITE_SILENCE if suites else SILENCE, load=LOAD,
+                               processors=PROCESSORS,
                                cmdline=f"{made.cmdline} mutant.active={number}".strip())
 
 

@@ -2,6 +2,7 @@
 """The plan of the boots: the programs of the tests, and the machines on which each is useful."""
 
 import dataclasses
+import fnmatch
 import os
 
 import kernel
@@ -159,12 +160,25 @@ WAITS = 0.65
 RDMA_LOAD = 0.8
 GPU_LOAD = 0.8
 BUSY = 1.0
+# The boots of `make check` with all processors of qemu.PROCESSORS: each test of concurrency runs in
+# one of them. The others repeat tests on other machines, with fewer: guests that have more
+# processors than the host make them wait for each other. `make soak` has all of them everywhere.
+CONCURRENT = ("kunit", "switch", "once-*", "disk-switch", "gpu-switch", "rdma-once", "rdma-switch",
+              "pair-switch", "fuzz")
+FEWER = 2
 
 
 def check():
     """The boots of `make check`."""
-    return [*kunit(), *own(), *disks(), *gpus(), *rdma_boots(),
-            fuzz_boot("check-fuzz", topologies.find(FUZZ_SHORT))]
+    boots = [*kunit(), *own(), *disks(), *gpus(), *rdma_boots(),
+             fuzz_boot("check-fuzz", topologies.find(FUZZ_SHORT))]
+    return [boot if is_concurrent(boot) else dataclasses.replace(boot, processors=FEWER)
+            for boot in boots]
+
+
+def is_concurrent(boot):
+    """Whether a boot of `make check` is one of `CONCURRENT`."""
+    return any(fnmatch.fnmatch(boot.name, f"check-{pattern}") for pattern in CONCURRENT)
 
 
 def sanitized():

@@ -34,8 +34,6 @@ DETERMINISTIC = ("-smp", "1", "-accel", "tcg,thread=single", "-icount", "shift=0
 PROCESSORS = 4
 # The frequency of the timer tick of the guests, as in kconfig.
 HZ = 250
-REAL_TIME = ("-smp", str(PROCESSORS), "-accel", "tcg,thread=multi")
-KVM = ("-smp", str(PROCESSORS), "-accel", "kvm")
 COLLECT_TIMEOUT = 120
 # Seconds by which the limit inside the sandbox is longer.
 GRACE = 2 * watch.LAST_WORDS
@@ -83,6 +81,7 @@ class Boot:
     arguments: tuple = ()               # for QEMU, beside those of the topology
     sizes: str = models.SIZES           # of each modelled GPU, as its program has them
     original: bool = False              # with QEMU's edu: nobody here wrote it
+    processors: int = PROCESSORS        # of a boot that is not exact, which has one
 
     @property
     def machine(self):
@@ -271,9 +270,12 @@ def memory(boot):
 
 def accelerator(boot):
     """How the processors of a boot are emulated, and how many there are."""
+    processors = ("-smp", str(boot.processors))
     if kvm():
-        return KVM
-    return DETERMINISTIC if boot.exact else (*REAL_TIME, "-seed", str(seed()))
+        return (*processors, "-accel", "kvm")
+    if boot.exact:
+        return DETERMINISTIC
+    return (*processors, "-accel", "tcg,thread=multi", "-seed", str(seed()))
 
 
 @functools.cache

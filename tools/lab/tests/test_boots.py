@@ -34,6 +34,10 @@ from steps import LabError
 SWITCH = topologies.find("switch")
 
 
+# Programs without a test of concurrency: a task, and another one that waits for it.
+ALONE = ("mgpu_large", "vvram_bounce", "vvram_direct_bounce", "vvram_direct_stuck", "vvram_sync")
+
+
 class Console:
     """Keeps the lines that are printed."""
 
@@ -308,6 +312,20 @@ class Plan(unittest.TestCase):
         self.assertEqual(sorted(cases), sorted([rdma.MODULES, rdma.ON_DEMAND, *[
             f"{mode}/{memory}" for mode in ("pinned", "revocable", "dynamic")
             for memory in ("vram", "system")]]))
+
+    def test_each_program_runs_with_all_processors(self):
+        boots = plan.check()
+        several = [boot for boot in boots if boot.processors == qemu.PROCESSORS]
+        self.assertEqual({boot.processors for boot in boots}, {plan.FEWER, qemu.PROCESSORS})
+        for pattern in plan.CONCURRENT:
+            self.assertTrue(any(fnmatch.fnmatch(boot.name, f"check-{pattern}")
+                                for boot in several), pattern)
+        named = {test.partition("@")[0] for boot in several if boot.job == "igt"
+                 for test in boot.settings["LAB_TESTS"].split(",")}
+        programs = {path.stem for path in (pipeline.REPO / "igt-tests/src/bin").glob("*_*.rs")}
+        self.assertEqual(programs - named, set(ALONE))
+        for boots in (plan.soak(), plan.sanitized()):
+            self.assertEqual({boot.processors for boot in boots}, {qemu.PROCESSORS})
 
     def test_boots_have_names_of_their_own(self):
         for boots in ((*plan.check(), *plan.soak()), plan.sanitized()):
