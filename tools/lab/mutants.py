@@ -225,10 +225,10 @@ def _boot(name, m, suites, tests, number):
 
 
 def failures(outcome, name, lists):
-    """All verdicts that fail, by their names."""
+    """All verdicts that fail, by their names, but for suites that a filter holds back."""
     boot_as = dataclasses.replace(outcome.boot, name=f"check-{name}")
     judged = check.judge(dataclasses.replace(outcome, boot=boot_as), lists, {})
-    return {v.name: v for v in judged if v.result == "fail"}
+    return {v.name: v for v in judged if v.result == "fail" and v.detail != suites.DID_NOT_RUN}
 
 
 def baseline(outcomes, lists):
@@ -257,8 +257,7 @@ def row(m, outcome, before, lists):
     known = before.get(name, set())
     found = {"named": [], "elsewhere": [], "late": []}
     for verdict in failures(outcome, name, lists).values():
-        # Suites that a filter holds back do not run.
-        if verdict.name in known or verdict.detail == suites.DID_NOT_RUN:
+        if verdict.name in known:
             continue
         test = verdict.name.removeprefix(f"{name}: ")
         told = f"{verdict.name}: {verdict.detail}" if verdict.detail else verdict.name

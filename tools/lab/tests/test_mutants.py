@@ -303,8 +303,14 @@ class Judging(unittest.TestCase):
 
     def test_what_fails_anyway_says_nothing(self):
         self.assertEqual(self.outcome(self.NAMED, known=[self.NAMED.name]), "SURVIVED")
-        self.assertEqual(self.outcome(Verdict("switch: range_list", "fail", suites.DID_NOT_RUN)),
-                         "SURVIVED")
+
+    def test_a_suite_that_a_filter_holds_back_is_no_failure(self):
+        boot = qemu.Boot("mutant-x", plan.SWITCH, "kunit", 1)
+        judged = [Verdict("x: a", "fail", suites.DID_NOT_RUN, LOST), Verdict("x: b", "pass"),
+                  Verdict("x: c", "fail", "ended after 1 of 2 cases", LOST)]
+        with mock.patch("check.judge", return_value=judged):
+            found = mutants.failures(qemu.Outcome(boot, Path(), 1), "switch", None)
+        self.assertEqual(set(found), {"x: c"})
 
     def test_boots(self):
         m = one(RUST, "f();", tests=("vvram_p2p@pinned",), on="bounce")
