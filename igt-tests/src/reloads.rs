@@ -94,7 +94,8 @@ fn use_it(drm: &Drm, peer: Option<&Peer>) -> Outcome {
     Ok(())
 }
 
-/// A client, which uses devices until it is told to stop.
+/// A client, which uses devices until it is told to stop. It pauses longer than it uses them,
+/// however slow the host is: else some client always has the module.
 fn client(
     open: impl Fn() -> Option<Drm>,
     with_peer: bool,
@@ -104,9 +105,11 @@ fn client(
 ) -> Outcome {
     let mut random = Lcg::new(misc::nonce());
     let mut stopped = false;
+    let mut pause = 40;
     while !stopped || counts.read(at + DONE) < USES {
         stopped = stopped || stop.is_done()?;
-        thread::sleep(Duration::from_millis(random.below(40)));
+        thread::sleep(Duration::from_millis(random.below(pause)));
+        let begin = Instant::now();
         let Some(drm) = open() else {
             counts.write(at + REFUSED, counts.read(at + REFUSED) + 1);
             continue;
@@ -123,6 +126,7 @@ fn client(
             _ => None,
         };
         use_it(&drm, peer.as_ref())?;
+        pause = 40 + 4 * begin.elapsed().as_millis() as u64;
         counts.write(at + DONE, counts.read(at + DONE) + 1);
         if peer.is_some() {
             counts.write(at + ATTACHED, counts.read(at + ATTACHED) + 1);
