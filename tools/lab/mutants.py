@@ -29,8 +29,6 @@ TEST_TIMEOUT = 120
 SILENCE = 150
 SUITE_SILENCE = 60
 LOAD = 0.3
-# The processors of a guest: with more of them than the host has, they wait for each other.
-PROCESSORS = 2
 # Many mutations make a test wait for its limit.
 SLOWER = 2
 # The boot without a mutation, which runs first, on the same kernel.
@@ -220,7 +218,7 @@ def _boot(name, m, suites, tests, number):
         made.settings.update(LAB_TIMEOUT=TEST_TIMEOUT, VVRAM_SLOWER=SLOWER)
     return dataclasses.replace(made, timeout=TIMEOUT,
                                silence=SUITE_SILENCE if suites else SILENCE, load=LOAD,
-                               processors=PROCESSORS,
+                               processors=plan.FEWER,
                                cmdline=f"{made.cmdline} mutant.active={number}".strip())
 
 

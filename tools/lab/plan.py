@@ -162,7 +162,8 @@ GPU_LOAD = 0.8
 BUSY = 1.0
 # The boots of `make check` with all processors of qemu.PROCESSORS: each test of concurrency runs in
 # one of them. The others repeat tests on other machines, with fewer: guests that have more
-# processors than the host make them wait for each other. `make soak` has all of them everywhere.
+# processors than the host make them wait for each other. Mutations have fewer as well,
+# and `make soak` has all of them everywhere.
 CONCURRENT = ("kunit", "switch", "once-*", "disk-switch", "gpu-switch", "rdma-once", "rdma-switch",
               "pair-switch", "fuzz")
 FEWER = 2

@@ -32,8 +32,6 @@ import watch
 from steps import LabError
 
 SWITCH = topologies.find("switch")
-
-
 # Programs without a test of concurrency: a task, and another one that waits for it.
 ALONE = ("mgpu_large", "vvram_bounce", "vvram_direct_bounce", "vvram_direct_stuck", "vvram_sync")
 
