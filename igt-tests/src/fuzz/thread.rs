@@ -190,8 +190,12 @@ impl Thread {
             let known = UNLISTED
                 .iter()
                 .any(|(name, errors)| *name == call.name && errors.contains(&errno));
-            let same = MINE.fd(number) == Some(fd) && open.epoch() == epoch;
-            if !listed && !known && same {
+            let same = || {
+                MINE.fd(number) == Some(fd)
+                    && open.epoch() == epoch
+                    && kind_of(fd).is_some_and(|kind| kind as u32 == open.kind())
+            };
+            if !listed && !known && same() {
                 self.world.note_odd(errno, step);
             }
             return Err(errno);
@@ -804,8 +808,11 @@ pub fn open_all(world: &World) {
     }
 }
 
-/// Adds a file to those that are called, or closes it if there is no room.
-fn register(world: &World, fd: RawFd) {
+/// What a file descriptor is now, if that is something to be called.
+///
+/// Numbers of descriptors come from memory that other threads overwrite, and another thread may have
+/// closed one and got the number again: what a descriptor was is no proof of what it is.
+fn kind_of(fd: RawFd) -> Option<File> {
     let link = fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
     let link = link.to_string_lossy();
     let kinds = [
@@ -816,23 +823,47 @@ fn register(world: &World, fd: RawFd) {
         ("/dev/edu-peer", File::Peer),
         ("/dev/bar-export", File::Bar),
     ];
-    let kind = match kinds.iter().find(|(prefix, _)| link.starts_with(prefix)) {
-        Some((_, kind)) => Some(*kind),
-        None if link.starts_with("/dev/dri/") => match driver_name(fd).as_deref() {
-            Ok("vvram") => Some(File::Vvram),
-            Ok("mgpu") => Some(File::Mgpu),
-            Ok("avram") => Some(File::Avram),
-            _ => None,
-        },
-        None => None,
-    };
+    if let Some((_, kind)) = kinds.iter().find(|(prefix, _)| link.starts_with(prefix)) {
+        return Some(*kind);
+    }
+    if !link.starts_with("/dev/dri/") {
+        return None;
+    }
+    match driver_name(fd).as_deref() {
+        Ok("vvram") => Some(File::Vvram),
+        Ok("mgpu") => Some(File::Mgpu),
+        Ok("avram") => Some(File::Avram),
+        _ => None,
+    }
+}
+
+/// Adds a file to those that are called, or closes it if there is no room.
+fn register(world: &World, fd: RawFd) {
     // Any other file is not one that a random call has made.
-    let Some(kind) = kind else {
+    let Some(kind) = kind_of(fd) else {
         return;
     };
     let many = kind == File::Peer && world.opened(kind) >= PEERS;
     if many || MINE.len() >= FILES / 4 || MINE.add(world, fd, kind).is_none() {
         // SAFETY: the file was opened for random calls.
         unsafe { libc::close(fd) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_is_what_it_refers_to_now() {
+        // SAFETY: plain system calls.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+        assert_eq!(kind_of(fd), Some(File::Event));
+        // SAFETY: the file is a copy of the test's own.
+        let other = unsafe { libc::dup2(2, fd) };
+        assert_eq!((other, kind_of(fd)), (fd, None));
+        // SAFETY: the test has opened it.
+        unsafe { libc::close(fd) };
+        assert_eq!(kind_of(fd), None);
     }
 }
