@@ -167,14 +167,16 @@ BUSY = 1.0
 CONCURRENT = ("kunit", "switch", "once-*", "disk-switch", "gpu-switch", "rdma-once", "rdma-switch",
               "pair-switch", "fuzz")
 FEWER = 2
+# The part of the host's processors that these keep busy, of what they would with all of them.
+LESS = 0.75
 
 
 def check():
     """The boots of `make check`."""
     boots = [*kunit(), *own(), *disks(), *gpus(), *rdma_boots(),
              fuzz_boot("check-fuzz", topologies.find(FUZZ_SHORT))]
-    return [boot if is_concurrent(boot) else dataclasses.replace(boot, processors=FEWER)
-            for boot in boots]
+    return [boot if is_concurrent(boot) else
+            dataclasses.replace(boot, processors=FEWER, load=boot.load * LESS) for boot in boots]
 
 
 def is_concurrent(boot):
