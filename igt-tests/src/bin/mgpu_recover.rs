@@ -247,6 +247,15 @@ fn interrupts() -> Outcome {
         check_eq!(job.status()?, 1, "status of a job after {error:?}");
         check_eq!(bench.results.read(0), round, "what the jobs have added");
     }
+    // The first poll, 100 ms after a job began, finds it not done: there has to be another one.
+    from.map()?.fill(x);
+    to.map()?.fill(y);
+    gpu.inject(Error::Lost, 0)?;
+    gpu.inject(Error::Late, 500)?;
+    let copy = gpu.drm.copy((&from, 0), (&to, 0), SIZE)?;
+    copy.finish()?;
+    check_eq!(copy.status()?, 1, "status of a copy that takes five polls");
+    holds(&to, x, "what was copied late")?;
     check_eq!(resets()?, before, "resets");
     drop(bench);
     gpu.clean()
