@@ -27,7 +27,7 @@ use crate::{errno_name, uapi, Outcome, Stop, SysError};
 /// More than any operation makes.
 const ALL: u32 = 1 << 20;
 /// A short run makes this many of the first ones fail, the last one, and one of the others.
-const FIRST: u32 = 3;
+const FIRST: u32 = 2;
 /// The settings with which allocations that may sleep fail, and those of single pages and of
 /// highmem pages, which TTM makes.
 const SETTINGS: [(&str, &str); 7] = [

@@ -20,6 +20,9 @@ BOOT_TIMEOUT = 400
 TEST_TIMEOUT = 60
 SILENCE = 100
 SWITCH, *_ = topologies.TOPOLOGIES
+# The machines of `make check` for the topologies: with a disk, if there is such a machine.
+MACHINES = tuple(topologies.find(f"disk-{topology.name}") or topology
+                 for topology in topologies.TOPOLOGIES)
 # Programs whose outcome depends on the route between exporter and importer.
 MATRIX = "vvram_matrix"
 EVERYWHERE = ("vvram_bar_export", "vvram_export", MATRIX, "vvram_p2p", "vvram_query")
@@ -55,9 +58,9 @@ PAIR = ("pair_copy", "pair_hotplug", "pair_import")                             
 # With modelled GPUs: those in which devices access each other, for each kind of address; those in
 # which a device accesses system memory, also behind an IOMMU, which finds pages that are not mapped;
 # and the others, once.
-GPU_BOTH = ("mgpu_aperture", "mgpu_gone", "mgpu_model", "mgpu_peer", "mgpu_unbind")
-GPU_PEERS = (*GPU_BOTH, "mgpu_evict@import-*")
-GPU_KINDS = (*GPU_BOTH, "mgpu_evict", "mgpu_exec", "mgpu_vm")
+GPU_BOTH = ("mgpu_aperture", "mgpu_model", "mgpu_peer")
+GPU_PEERS = (*GPU_BOTH, "mgpu_evict@import-*", "mgpu_unbind@exporter", "mgpu_unbind@importer")
+GPU_KINDS = (*GPU_BOTH, "mgpu_evict", "mgpu_exec", "mgpu_gone", "mgpu_unbind", "mgpu_vm")
 GPU_ONCE = ("mgpu_badinput", "mgpu_engine", "mgpu_pairs", "mgpu_queue", "mgpu_recover",
             "mgpu_reset")
 # Those of their tests that wait for a timeout, or hang until the device is unbound or removed,
@@ -113,6 +116,9 @@ FUZZ_SECONDS = 1800
 # With a NIC: everywhere, for each kind of address, and once.
 RDMA = ("rdma_matrix",)
 RDMA_KINDS = ("rdma_life",)
+# Those of their tests that wait until a connection gives up, which does not depend on the kind of
+# address: once.
+RDMA_GIVES_UP = ("rdma_life@dead-peer", "rdma_life@full-queue")
 RDMA_ONCE = ("mem_odp", "rdma_clients", "rdma_direct", "rdma_odp", "rdma_pressure", "rdma_svm")
 # Programs that show that an installed kernel and the tool work.
 INSTALLED = ("vvram_bar_export", "vvram_p2p", *TOOL)
@@ -164,7 +170,7 @@ BUSY = 1.0
 # one of them. The others repeat tests on other machines, with fewer: guests that have more
 # processors than the host make them wait for each other. Mutations have fewer as well,
 # and `make soak` has all of them everywhere.
-CONCURRENT = ("kunit", "switch", "once-*", "disk-switch", "gpu-switch", "rdma-once", "rdma-switch",
+CONCURRENT = ("kunit", "switch", "once-*", "gpu-switch", "rdma-once", "rdma-switch",
               "pair-switch", "fuzz")
 FEWER = 2
 # The part of the host's processors that these keep busy, of what they would with all of them.
@@ -173,7 +179,7 @@ LESS = 0.75
 
 def check():
     """The boots of `make check`."""
-    boots = [*kunit(), *own(), *disks(), *gpus(), *rdma_boots(),
+    boots = [*kunit(), *own(), *gpus(), *rdma_boots(),
              fuzz_boot("check-fuzz", topologies.find(FUZZ_SHORT))]
     return [boot if is_concurrent(boot) else
             dataclasses.replace(boot, processors=FEWER, load=boot.load * LESS) for boot in boots]
@@ -186,7 +192,7 @@ def is_concurrent(boot):
 
 def sanitized():
     """The boots of `make soak` on a kernel with a sanitizer: all programs of the project."""
-    return [*kunit(), *own(), *disks(), *gpus(), *own_rdma(),
+    return [*kunit(), *own(), *gpus(), *own_rdma(),
             igt("soak-faults", SWITCH, FAULTS, VVRAM_SOAK=SOAK), gpu_faults(),
             *(fuzz() if kernel.flavour() != "kmemleak" else ())]
 
@@ -230,27 +236,24 @@ def installed():
 
 
 def own():
-    """The boots of the project's own programs, without those that need a NIC."""
-    return [*[igt(f"check-{topology.name}", topology,
-                  telling(topology, some(topology, everywhere(topology), (*KINDS, POSTED))))
-              for topology in topologies.TOPOLOGIES],
-            *once("check"), igt("check-bounce", variant("bounce"), BOUNCED),
-            igt("check-scramble", variant("scramble"), SCRAMBLED),
+    """The boots of the project's own programs, without those that need a NIC or modelled GPUs."""
+    return [*[igt(f"check-{topology.name}", machine, telling(topology, (
+                  *some(topology, everywhere(topology), (*KINDS, POSTED)), *on_disk(machine))))
+              for topology, machine in zip(topologies.TOPOLOGIES, MACHINES)],
+            *once("check"), igt("check-bounce", disk("tracked"), (*BOUNCED, *DISK_BOUNCED)),
+            igt("check-scramble", disk("scramble"), (*SCRAMBLED, *DISK_SCRAMBLED)),
+            igt("check-stuck", disk("stuck"), DISK_STUCK),
             *[igt(f"check-{topology.name}", topology, (*PAIR, *TOOL_EVERYWHERE))
               for topology in topologies.PAIRS if of_kinds(topology)],
             *[dataclasses.replace(igt(f"check-original-{name}", topologies.find(name), ORIGINAL),
                                   original=True) for name in ORIGINAL_ON]]
 
 
-def disks():
-    """The boots with a disk."""
-    switch, *others = topologies.DISKS
-    return [igt("check-disk-switch", switch, (*DISK_KINDS, *DISK_ONCE, *TOOL_EVERYWHERE)),
-            *[igt(f"check-{topology.name}", topology, (*DISK_KINDS, *TOOL_EVERYWHERE))
-              for topology in others],
-            igt("check-disk-tracked", disk("tracked"), DISK_BOUNCED),
-            igt("check-disk-stuck", disk("stuck"), DISK_STUCK),
-            igt("check-disk-scramble", disk("scramble"), DISK_SCRAMBLED)]
+def on_disk(topology):
+    """The programs with a disk for a machine, if it has one."""
+    if topology not in topologies.DISKS:
+        return ()
+    return (*DISK_KINDS, *(DISK_ONCE if topology == topologies.DISKS[0] else ()))
 
 
 def gpus():
@@ -349,7 +352,8 @@ def own_rdma():
     switch, *_ = topologies.RDMA
     return [igt("check-rdma-once", switch, RDMA_ONCE, RDMA_LOAD),
             *[igt(f"check-{topology.name}", topology,
-                  some(topology, (*RDMA, *TOOL_EVERYWHERE), RDMA_KINDS), RDMA_LOAD)
+                  some(topology, (*RDMA, *TOOL_EVERYWHERE), RDMA_KINDS), RDMA_LOAD,
+                  **({} if topology == switch else {"LAB_EXCEPT": ",".join(RDMA_GIVES_UP)}))
               for topology in topologies.RDMA]]
 
 
