@@ -37,6 +37,8 @@ NONE = "none"
 TOLD = 2
 # Tests in a boot without a mutation: they have to fit the command line of the kernel.
 AT_ONCE = 30
+# The value of VVRAM_SOAK with which a sweep makes each allocation fail.
+ALL = 2
 # The value of MUTANT= for the boot that reports which allocations the tests reach.
 ALLOCATIONS = "allocations"
 
@@ -201,11 +203,21 @@ def baseline_boots(mutations):
         patterns = {m.suites for m in group}
         suites = patterns.pop() if len(patterns) == 1 else plan.ALL_SUITES
         tests = list(dict.fromkeys(test for m in group for test in m.tests))
-        for number in range(0, max(len(tests), 1), AT_ONCE):
+        sweeps, others = filter_sweeps(tests)
+        parts = [others[first:first + AT_ONCE] for first in range(0, len(others), AT_ONCE)]
+        parts += [sweeps] if sweeps or not tests else []
+        for number, part in enumerate(parts):
             one = _boot(f"mutant-{NONE}-{name}" + (f"-{number}" if number else ""), group[0], suites,
-                        tests[number:number + AT_ONCE], 0)
+                        part, 0)
             found.append(dataclasses.replace(one, timeout=one.timeout * 5))
     return found
+
+
+def filter_sweeps(tests):
+    """Those of some tests that make one allocation after the other fail, and the others."""
+    programs = (*plan.FAULTS, *plan.GPU_FAULTS)
+    sweeps = [test for test in tests if test.partition("@")[0] in programs]
+    return sweeps, [test for test in tests if test not in sweeps]
 
 
 def _boot(name, m, suites, tests, number):
@@ -216,8 +228,11 @@ def _boot(name, m, suites, tests, number):
     else:
         made = plan.igt(name, topology, tests)
         made.settings.update(LAB_TIMEOUT=TEST_TIMEOUT, VVRAM_SLOWER=SLOWER)
-    return dataclasses.replace(made, timeout=TIMEOUT,
-                               silence=SUITE_SILENCE if suites else SILENCE, load=LOAD,
+        if filter_sweeps(tests)[0]:
+            # All of them, of which the short form takes some at random.
+            made.settings.update(LAB_TIMEOUT=TIMEOUT, VVRAM_SOAK=ALL)
+    silence = SUITE_SILENCE if suites else made.settings["LAB_TIMEOUT"] + SILENCE - TEST_TIMEOUT
+    return dataclasses.replace(made, timeout=TIMEOUT, silence=silence, load=LOAD,
                                processors=plan.FEWER,
                                cmdline=f"{made.cmdline} mutant.active={number}".strip())
 

@@ -338,14 +338,19 @@ class Judging(unittest.TestCase):
 
     def test_a_baseline_of_many_tests_has_several_boots(self):
         many = [Mutation(str(i), RUST, "a", tests=(f"t{i}",)) for i in range(mutants.AT_ONCE + 1)]
+        many.insert(0, Mutation("s", RUST, "a", tests=("vvram_faults@copies",)))
         boots = mutants.baseline_boots(many)
         self.assertEqual([b.name for b in boots],
-                         ["mutant-none-switch", f"mutant-none-switch-{mutants.AT_ONCE}"])
-        self.assertEqual(boots[1].settings["LAB_TESTS"], f"t{mutants.AT_ONCE}")
+                         ["mutant-none-switch", "mutant-none-switch-1", "mutant-none-switch-2"])
+        self.assertEqual([b.settings["LAB_TESTS"] for b in boots[1:]],
+                         [f"t{mutants.AT_ONCE}", "vvram_faults@copies"])
+        # Each allocation fails, also for the mutation.
+        soak = ["VVRAM_SOAK" in b.settings for b in [*boots, mutants.boot(many[0])]]
+        self.assertEqual(soak, [False, False, True, True])
         outcomes = [mock.Mock(boot=boot) for boot in boots]
-        with mock.patch("mutants.failures", side_effect=[{"a": ""}, {"b": ""}]) as failures:
+        with mock.patch("mutants.failures", side_effect=[{"a": ""}, {"b": ""}, {}]) as failures:
             self.assertEqual(mutants.baseline(outcomes, None), {"switch": {"a", "b"}})
-        self.assertEqual([call.args[1] for call in failures.call_args_list], ["switch"] * 2)
+        self.assertEqual([call.args[1] for call in failures.call_args_list], ["switch"] * 3)
 
     def test_chosen(self):
         with mock.patch.dict("os.environ", {"MUTANT": "pm-never-put,fence-*"}):
