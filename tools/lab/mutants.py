@@ -233,7 +233,7 @@ def _boot(name, m, suites, tests, number):
             made.settings.update(LAB_TIMEOUT=TIMEOUT, VVRAM_SOAK=ALL)
     silence = SUITE_SILENCE if suites else made.settings["LAB_TIMEOUT"] + SILENCE - TEST_TIMEOUT
     return dataclasses.replace(made, timeout=TIMEOUT, silence=silence, load=LOAD,
-                               processors=plan.FEWER,
+                               processors=m.processors or plan.FEWER,
                                cmdline=f"{made.cmdline} mutant.active={number}".strip())
 
 

@@ -17,7 +17,7 @@ from steps import LabError
 
 # The keys of a mutation in the list.
 KEYS = {"id", "file", "after", "old", "new", "as", "patch", "tests", "suites", "on", "by",
-        "unfindable"}
+        "processors", "unfindable"}
 # What finds a mutation beside the failure of its tests: any failure of its boot, or a limit of time.
 ANY, HANG = "any", "hang"
 # Stands for the condition in the replacement of a whole old text.
@@ -46,6 +46,7 @@ class Mutation:
     suites: str = ""     # or a pattern of KUnit suites
     on: str = ""         # the topology, or bounce
     by: str = ""         # what finds it as well: ANY or HANG
+    processors: int = 0  # of the guest, if not those of a test that is repeated
     unfindable: str = ""  # why nothing can find it
 
     @property
