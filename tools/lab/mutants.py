@@ -28,6 +28,9 @@ TIMEOUT = 600
 TEST_TIMEOUT = 120
 SILENCE = 150
 SUITE_SILENCE = 60
+# The same for a sweep of all allocations.
+SWEEP_TIMEOUT = 1200
+SWEEP_SLOWER = 12
 LOAD = 0.3
 # Many mutations make a test wait for its limit.
 SLOWER = 2
@@ -230,9 +233,12 @@ def _boot(name, m, suites, tests, number):
         made.settings.update(LAB_TIMEOUT=TEST_TIMEOUT, VVRAM_SLOWER=SLOWER)
         if filter_sweeps(tests)[0]:
             # All of them, of which the short form takes some at random.
-            made.settings.update(LAB_TIMEOUT=TIMEOUT, VVRAM_SOAK=ALL)
-    silence = SUITE_SILENCE if suites else made.settings["LAB_TIMEOUT"] + SILENCE - TEST_TIMEOUT
-    return dataclasses.replace(made, timeout=TIMEOUT, silence=silence, load=LOAD,
+            made.settings.update(LAB_TIMEOUT=SWEEP_TIMEOUT, VVRAM_SLOWER=SWEEP_SLOWER,
+                                 VVRAM_SOAK=ALL)
+    longest = 0 if suites else made.settings["LAB_TIMEOUT"]
+    return dataclasses.replace(made, timeout=max(TIMEOUT, longest + SILENCE),
+                               silence=max(SUITE_SILENCE, longest + SILENCE - TEST_TIMEOUT),
+                               load=LOAD,
                                processors=m.processors or plan.FEWER,
                                cmdline=f"{made.cmdline} mutant.active={number}".strip())
 
