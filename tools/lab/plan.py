@@ -240,7 +240,8 @@ def own():
     return [*[igt(f"check-{topology.name}", machine, telling(topology, (
                   *some(topology, everywhere(topology), (*KINDS, POSTED)), *on_disk(machine))))
               for topology, machine in zip(topologies.TOPOLOGIES, MACHINES)],
-            *once("check"), igt("check-bounce", disk("tracked"), (*BOUNCED, *DISK_BOUNCED)),
+            *once("check"), igt("check-bounce", variant("bounce"), BOUNCED),
+            igt("check-tracked", disk("tracked"), DISK_BOUNCED),
             igt("check-scramble", disk("scramble"), (*SCRAMBLED, *DISK_SCRAMBLED)),
             igt("check-stuck", disk("stuck"), DISK_STUCK),
             *[igt(f"check-{topology.name}", topology, (*PAIR, *TOOL_EVERYWHERE))
