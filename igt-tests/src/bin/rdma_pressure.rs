@@ -86,14 +86,13 @@ impl<'a> Work<'a> {
         self.look(held)
     }
 
-    /// Whether a region has moved since its last use: only a move invalidates its mapping.
-    fn has_moved(&self, held: &Held<'_>) -> Result<bool, Stop> {
-        Ok(held.object.attachments()? == [self.fabric.in_vram(self.class, false)])
-    }
-
     /// Makes the NIC read, and compares these bytes and those that the CPU reads.
     fn read(&mut self, held: &Held<'_>) -> Outcome {
-        self.moved += u64::from(self.has_moved(held)?);
+        // Only a move invalidates the mapping of a region.
+        let list = held.object.attachments()?;
+        if list == [self.fabric.in_vram(self.class, false)] {
+            self.moved += 1;
+        }
         self.host.fill(patterns().0)?;
         let (from, to) = ((&held.region, 0), (self.host.region(), 0));
         self.pair.read(from, to, PIECE as u32)?;
@@ -171,16 +170,7 @@ fn pressure(class: Mode) -> Outcome {
             alive.push(work.register()?);
             count += 1;
         } else {
-            let mut index = work.random.below(ALIVE as u64) as usize;
-            // One in many has moved, and more seldom if the host is slow.
-            if !class.needs_pin() && work.moved < followed {
-                for (other, held) in alive.iter().enumerate() {
-                    if work.has_moved(held)? {
-                        index = other;
-                        break;
-                    }
-                }
-            }
+            let index = work.random.below(ALIVE as u64) as usize;
             work.read(&alive[index])?;
             if index < KEPT {
                 work.write(&mut alive[index])?;
