@@ -24,10 +24,10 @@ fn filled(drm: &Drm, pattern: Pattern) -> Result<Filled<'_>, Stop> {
     Ok((object, map, pattern))
 }
 
-/// How many objects need more VRAM than a device has: four times as much, twice in a short run.
-pub fn too_many(drm: &Drm) -> Result<u64, Stop> {
+/// How many objects need more VRAM than these bytes: four times as much, twice in a short run.
+pub fn too_many(vram: u64) -> u64 {
     let times = if misc::soak() > 1 { 4 } else { 2 };
-    Ok(times * drm.getparam(uapi::PARAM_VRAM_SIZE)? / PIECE)
+    times * vram / PIECE
 }
 
 /// Creates a number of objects. While `goes_on` returns true, verifies one of them at random and
@@ -115,8 +115,8 @@ impl<'a> Usage<'a> {
             0,
             "pinned VRAM at the end"
         );
-        // The kernel adds up the counters of all processors once a second. Memory that was being
-        // freed at the beginning may be free now.
+        // Objects are freed late while the engine works on them. Memory that was being freed at the
+        // beginning may be free now.
         let mut after = 0;
         let back = misc::poll(Duration::from_secs(5), || {
             after = pages().ok()?;

@@ -212,8 +212,7 @@ fn transfer(fd: RawFd, way: Way, part: Part, offset: u64) -> Result<(), i32> {
 /// Fails the subtest if it is not there.
 #[track_caller]
 pub fn vmstat(name: &str) -> Result<i64, Stop> {
-    // Makes the kernel add up the counters of all processors.
-    let _ = fs::read("/proc/sys/vm/stat_refresh");
+    misc::add_up_counters();
     let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let value = text.lines().find_map(|line| {
         let (key, value) = line.split_once(' ')?;

@@ -583,11 +583,7 @@ impl Snapshot {
         }
         Ok(Self {
             devices,
-            system: {
-                // Makes the kernel add up the counters of all processors.
-                let _ = std::fs::write("/proc/sys/vm/stat_refresh", "1");
-                meminfo("GPUActive").unwrap_or(0)
-            },
+            system: meminfo("GPUActive").unwrap_or(0),
             users: ["vvram", "edu_peer", "bar_export", "avram", mgpu::DRIVER].map(module_users),
         })
     }

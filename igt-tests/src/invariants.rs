@@ -471,11 +471,9 @@ impl Watch {
     fn pages(&self, all: &mut Snapshot) {
         const OF: &str = "all devices";
         let before = self.before.0.get(&(Value::TtmPages, OF.to_string()));
-        let sum = || misc::meminfo("GPUActive").unwrap_or(0);
-        let mut now = sum();
+        let mut now = misc::rough_meminfo("GPUActive").unwrap_or(0);
         if before.copied().unwrap_or(0) != now {
-            let _ = fs::write("/proc/sys/vm/stat_refresh", "1");
-            now = sum();
+            now = misc::meminfo("GPUActive").unwrap_or(0);
         }
         all.add(Value::TtmPages, OF, now);
     }

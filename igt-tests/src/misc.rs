@@ -211,8 +211,19 @@ pub fn nonce() -> u64 {
     mix(origin().load(Ordering::Relaxed), taken)
 }
 
-/// A value of /proc/meminfo, in kB.
+/// Makes the kernel add up the counters of all processors, which it does only now and then.
+pub fn add_up_counters() {
+    let _ = std::fs::write("/proc/sys/vm/stat_refresh", "1");
+}
+
+/// A value of /proc/meminfo, in kB, after [`add_up_counters`].
 pub fn meminfo(key: &str) -> Option<u64> {
+    add_up_counters();
+    rough_meminfo(key)
+}
+
+/// A value of /proc/meminfo, in kB, without what processors have counted and not added yet.
+pub fn rough_meminfo(key: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| {
         line.strip_prefix(key)

@@ -23,6 +23,9 @@ const CYCLES: u64 = 40;
 /// The number of regions that exist at the same time, and of those that are never replaced.
 const ALIVE: usize = 32;
 const KEPT: usize = 8;
+/// The part of VRAM that the objects share. The object that has not been used for longest is
+/// evicted, so a region moves after about as many moves as there is room for objects.
+const SHARED: u64 = 8;
 /// How often a region must be found to have moved since its last use, where it can move.
 const FOLLOWED: u64 = 5;
 /// The time limit for these moves, whose number depends on the scheduler.
@@ -133,8 +136,10 @@ fn pressure(class: Mode) -> Outcome {
     let fabric = Fabric::with_route()?;
     fabric.choose(class)?;
     let usage = Usage::now(&fabric.drm)?;
+    let size = fabric.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let taken = fabric.drm.create(size - size / SHARED)?;
     let mut random = Lcg::new(patterns().0.word(0));
-    let (seed, count) = (random.word(), too_many(&fabric.drm)?);
+    let (seed, count) = (random.word(), too_many(size / SHARED));
     let (full, enough) = (Steps::new()?, Steps::new()?);
     let mut child = Child::spawn(|| {
         // Registrations have priority over the processes that move objects, which move enough
@@ -208,7 +213,7 @@ fn pressure(class: Mode) -> Outcome {
         "only {} uses were seen to be in VRAM",
         work.vram
     );
-    drop(work);
+    drop((work, taken));
     usage.check_back()
 }
 

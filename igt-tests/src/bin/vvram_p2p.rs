@@ -10,7 +10,7 @@ use vvram_tests::fixture::{
     cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, share, Expect, Fixture,
 };
 use vvram_tests::map::{PAGE, PAGE64};
-use vvram_tests::misc::{self, meminfo};
+use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{check_table, Mode, Peer};
@@ -19,7 +19,7 @@ use vvram_tests::proc::Child;
 use vvram_tests::rdma::Model;
 use vvram_tests::uapi::{self, PeerAttachment, PeerAttachments};
 use vvram_tests::{
-    check, check_eq, check_ok, expect_errno, fail, fragment, heap, igt_main, skip, Need, Outcome,
+    check, check_eq, check_ok, expect_errno, fragment, heap, igt_main, skip, slab, Need, Outcome,
     Stop,
 };
 
@@ -778,28 +778,10 @@ fn map_cycles() -> Outcome {
     let (table, _) = fixture.check_table(peer, &map)?;
     check_eq!(table.len() as u64, ranges, "entries of the scatter table");
     peer.unmap()?;
-    misc::need_prompt_frees()?;
-    let leak = cycles * (ranges * 32).next_power_of_two() / 1024;
-    let repeat = |count: u64| -> Outcome {
-        for _ in 0..count {
-            peer.map()?;
-            peer.unmap()?;
-        }
-        Ok(())
-    };
-    repeat(cycles / 5)?;
-    let Some(before) = meminfo("SUnreclaim") else {
-        fail!("/proc/meminfo has no SUnreclaim");
-    };
-    repeat(cycles)?;
-    let after = meminfo("SUnreclaim").unwrap_or_default();
-    let grown = after.saturating_sub(before);
-    println!("{cycles} cycles of {ranges} entries: SUnreclaim {before} -> {after} kB; a leak would be {leak} kB");
-    check!(
-        grown < leak / 3,
-        "SUnreclaim grew by {grown} kB over {cycles} cycles of map and unmap; leaked scatterlists of {ranges} entries would be {leak} kB"
-    );
-    Ok(())
+    slab::repeat(cycles, (ranges * 32).next_power_of_two(), || {
+        peer.map()?;
+        Ok(peer.unmap()?)
+    })
 }
 
 fn attach_cycles() -> Outcome {
