@@ -189,6 +189,11 @@ impl DebugFs {
         write(&mut open(&path, false)?, &path, text)
     }
 
+    /// Moves the object with this number to "vram" or "system", even if it need not move.
+    pub fn force(&self, id: u64, place: &str) -> Result<(), SysError> {
+        self.write("move", &format!("{id} {place}"))
+    }
+
     /// The listing.
     ///
     /// # Errors

@@ -202,8 +202,7 @@ impl Mgpu {
     /// Moves an object to a place, even if it need not move.
     #[track_caller]
     pub fn force(&self, object: &Gem<'_>, place: &str) -> Outcome {
-        let text = format!("{} {place}", object.info()?.id);
-        Ok(self.debugfs()?.write("move", &text)?)
+        Ok(self.debugfs()?.force(object.info()?.id, place)?)
     }
 
     /// Waits until no window is left.

@@ -594,13 +594,13 @@ fn moves() -> Outcome {
                 let handle = space.object(Memory::Shared(EITHER), x)?;
                 let id = space.gpu.drm.info(handle)?.id;
                 let debugfs = space.gpu.debugfs()?;
-                debugfs.write("move", &format!("{id} {other}"))?;
+                debugfs.force(id, other)?;
                 let buffer: DmaBuf = space.gpu.drm.export(handle, libc::O_RDWR as u32)?;
                 space.bind(handle, 0, HUGE, SIZE)?;
                 space.has(HUGE, x, 0, WORDS)?;
                 let peer = first.reopen()?;
                 peer.attach_and_map(&buffer, Mode::Dynamic)?;
-                debugfs.write("move", &format!("{id} {other}"))?;
+                debugfs.force(id, other)?;
                 Ok((format!("{id} {place}"), debugfs, peer, buffer, space))
             },
             |(text, debugfs, ..)| debugfs.write("move", text),

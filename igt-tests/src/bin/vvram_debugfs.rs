@@ -22,13 +22,6 @@ use vvram_tests::{check_ok, Outcome, Stop};
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 
-/// Moves one object.
-fn force(debugfs: &DebugFs, object: &Gem<'_>, to: &str) -> Result<(), Stop> {
-    let id = object.info()?.id;
-    debugfs.write("move", &format!("{id} {to}\n"))?;
-    Ok(())
-}
-
 /// The importer that the listing must have for an attachment that the ioctl lists.
 fn importer(entry: &PeerAttachment) -> Importer {
     let names = [
@@ -264,16 +257,16 @@ fn forced_move() -> Outcome {
     let mut invalidated = peer.status()?.invalidations;
     let moves = fixture.drm.getparam(uapi::PARAM_MOVES)?;
 
-    force(&debugfs, &object, "system")?;
+    debugfs.force(object.info()?.id, "system")?;
     placed(&object, SYSTEM)?;
     invalidated += 1;
     check_eq!(peer.status()?.invalidations, invalidated, "invalidations");
     check_ok!(map.verify(a), "in system memory");
     // A move to where the object is already.
-    force(&debugfs, &object, "system")?;
+    debugfs.force(object.info()?.id, "system")?;
     map.fill(b);
 
-    force(&debugfs, &object, "vram")?;
+    debugfs.force(object.info()?.id, "vram")?;
     placed(&object, VRAM)?;
     check_eq!(
         fixture.drm.getparam(uapi::PARAM_MOVES)?,
@@ -288,7 +281,7 @@ fn forced_move() -> Outcome {
 
     // The transfer of the peer maps the object again, which moves it back.
     let invalidated = peer.status()?.invalidations;
-    force(&debugfs, &object, "system")?;
+    debugfs.force(object.info()?.id, "system")?;
     check_eq!(
         peer.status()?.invalidations,
         invalidated + 1,

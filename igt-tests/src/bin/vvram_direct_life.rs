@@ -136,7 +136,7 @@ fn many() -> Outcome {
     }
     drop(maps);
     check_eq!(busy(&drm)?, 0, "VRAM kept from use");
-    files.write("move", &format!("{} system", object.info()?.id))?;
+    files.force(object.info()?.id, "system")?;
     placed(&object, uapi::PLACEMENT_SYSTEM)
 }
 

@@ -609,7 +609,7 @@ fn swap() -> Outcome {
     map.fill(a);
     let debugfs = DebugFs::open(&fixture.gpu)?;
     let id = object.info()?.id;
-    debugfs.write("move", &format!("{id} system"))?;
+    debugfs.force(id, "system")?;
     while swap_out()? {}
     check_eq!(
         debugfs.buffer(id)?.placement,

@@ -190,7 +190,7 @@ fn pin() -> Outcome {
     let map = object.map()?;
     map.fill(a);
     let id = object.info()?.id;
-    debugfs.write("move", &format!("{id} system"))?;
+    debugfs.force(id, "system")?;
     let buffer = object.export()?;
     let timeline = Timeline::new()?;
     buffer.add_fence(READ, &timeline.fence(1)?)?;
@@ -304,7 +304,7 @@ fn move_under_way(fixture: &Fixture, time: Duration) -> Result<bool, Stop> {
     let map = object.map()?;
     map.fill(a);
     let id = object.info()?.id;
-    debugfs.write("move", &format!("{id} system"))?;
+    debugfs.force(id, "system")?;
     let buffer = object.export()?;
     let peers = [
         (Mode::Dynamic, fixture.peer.reopen()?),
@@ -731,7 +731,7 @@ fn unbind_in_fence() -> Outcome {
     let fixture = Fixture::open()?;
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
-    let mut child = {
+    let (mut child, mut mover) = {
         let copy = Copy::new(&fixture.drm)?;
         for _ in 0..uapi::COPIES_MAX {
             copy.run_only(&[fence.sync()])?;
@@ -740,7 +740,15 @@ fn unbind_in_fence() -> Outcome {
         let mut child =
             Child::spawn(|| expect_errno("a copy without a device", call(), libc::ENODEV))?;
         await_sleep(&mut child, ROOM, "S")?;
-        child
+        // A move waits for the copies in the section that the unbind waits for. It may succeed when
+        // they are cancelled, and would give up after 15 seconds.
+        let (debugfs, id) = (DebugFs::open(&fixture.gpu)?, copy.src.info()?.id);
+        let mut mover = Child::spawn(|| {
+            let _ = debugfs.force(id, "system");
+            Ok(())
+        })?;
+        await_sleep(&mut mover, FENCE, "SD")?;
+        (child, mover)
     };
     // This call waits for the fence before the section that the unbind waits for.
     let heap = heap::allocate(PAGE64)?;
@@ -768,6 +776,7 @@ fn unbind_in_fence() -> Outcome {
     let place = unbinding.child.whereabouts();
     timeline.step()?;
     child.join("the copy", LIMIT)?;
+    mover.join("the move", LIMIT)?;
     writer.join("the copy to an import", LIMIT)?;
     unbinding.finish(LIMIT)?.rebind()?;
     check!(

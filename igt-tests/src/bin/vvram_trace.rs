@@ -58,9 +58,7 @@ impl Traced {
     /// Moves an object by force.
     #[track_caller]
     fn force(&self, object: &Gem<'_>, to: &str) -> Outcome {
-        let text = format!("{} {to}", object.info()?.id);
-        self.debugfs.write("move", &text)?;
-        Ok(())
+        Ok(self.debugfs.force(object.info()?.id, to)?)
     }
 }
 

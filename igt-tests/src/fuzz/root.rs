@@ -191,7 +191,7 @@ impl Root {
             }
             let buffer = &buffers[self.random.below(buffers.len() as u64) as usize];
             let place = self.random.pick(&["vram", "system"]);
-            last = debugfs.write("move", &format!("{} {place}", buffer.id));
+            last = debugfs.force(buffer.id, place);
         }
         last
     }
