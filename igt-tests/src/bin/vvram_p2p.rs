@@ -766,7 +766,7 @@ fn map_cycles() -> Outcome {
     let (ranges, cycles) = if fixture.translated() {
         (1, 4_000)
     } else {
-        (100, 400)
+        (100, 200)
     };
     let cycles = cycles * misc::soak();
     let ragged = fragment::create(&fixture.drm, &fixture.bar, ranges * PAGE64, ranges as usize)?;
