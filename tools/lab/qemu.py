@@ -32,9 +32,10 @@ DETERMINISTIC = ("-smp", "1", "-accel", "tcg,thread=single", "-icount", "shift=0
 # The environment of the tests: processors that really run at the same time, and random numbers that
 # depend on the seed of the run alone.
 PROCESSORS = 4
-# Features of a processor that are slow if it is emulated: with them, guests copy and clear memory by
-# instructions that QEMU repeats for each byte. All that tests do takes a fifth longer then.
-WITHOUT = tuple(word for feature in ("erms", "fsrm", "fsrs", "fzrm")
+# Features of a processor that are slow if it is emulated: with the first four, guests copy and clear
+# memory by instructions that QEMU repeats for each byte, and all that tests do takes a fifth longer;
+# with the last one, a page table has one more level.
+WITHOUT = tuple(word for feature in ("erms", "fsrm", "fsrs", "fzrm", "la57")
                 for word in ("-global", f"max-x86_64-cpu.{feature}=off"))
 # The frequency of the timer tick of the guests, as in kconfig.
 HZ = 250
