@@ -5,10 +5,12 @@
     pyverbs_tests.py --run vram|system RESULTS NAME...
 
 A case is a class of importer and the memory of a dma-buf, such as pinned/vram, or on-demand.
+LAB_FLAGS is how many combinations of access flags the tests of dma-bufs try, instead of all.
 """
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -72,6 +74,10 @@ def run(memory, results, *names):
     sys.argv = ["tests", "--dev", "rxe0", *(["--gtt"] if memory == "system" else [])]
     from args_parser import parser
     parser.parse_args()
+    if count := int(os.environ.get("LAB_FLAGS", 0)):
+        from tests import utils
+        everything = utils.get_dmabuf_access_flags
+        utils.get_dmabuf_access_flags = lambda ctx: random.sample(everything(ctx), count)
     suite = unittest.defaultTestLoader.loadTestsFromNames(
         name if name == ODP else f"tests.{name}" for name in names)
     result = Result()

@@ -304,8 +304,11 @@ class Plan(unittest.TestCase):
                          sorted(re.findall(r'\|\| (private|p2p)\("(\w+)"\)', program)))
 
     def test_check_and_soak_run_each_case_of_pyverbs(self):
-        cases = [case for boot in (*plan.check(), *plan.soak()) if boot.job == "pyverbs"
-                 for case in boot.settings["LAB_PYVERBS"].split(",")]
+        check, soak = ([boot.settings for boot in boots if boot.job == "pyverbs"]
+                       for boots in (plan.check(), plan.soak()))
+        self.assertEqual([settings["LAB_PYVERBS"] for settings in check], [",".join(plan.PYVERBS)])
+        self.assertFalse([settings for settings in soak if "LAB_FLAGS" in settings])
+        cases = [case for settings in soak for case in settings["LAB_PYVERBS"].split(",")]
         self.assertEqual(sorted(cases), sorted([rdma.MODULES, rdma.ON_DEMAND, *[
             f"{mode}/{memory}" for mode in ("pinned", "revocable", "dynamic")
             for memory in ("vram", "system")]]))
