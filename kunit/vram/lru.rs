@@ -58,6 +58,8 @@ mod tests {
         prelude::*,
         sync::aref::ARef,
         time::{
+            delay::fsleep,
+            Delta,
             Instant,
             Monotonic, //
         }, //
@@ -65,6 +67,9 @@ mod tests {
 
     /// How many small objects never leave VRAM.
     const UNEVICTABLE: u64 = 1000;
+
+    /// More than it takes until a call that finds no room gives up.
+    const TRIES: Delta = Delta::from_millis(300);
 
     /// How often a test repeats a race.
     const ROUNDS: usize = 5;
@@ -342,8 +347,10 @@ mod tests {
             check_eq!(card.ttm().vram_free(), 0);
             card.control.set(Mode::Work);
 
+            // A call that does not find the object tries again, but not for so long.
             let control = card.control.clone();
             let finish = move || {
+                fsleep(TRIES);
                 if let Ok(job) = control.take() {
                     job.finish(Ok(()));
                 }
