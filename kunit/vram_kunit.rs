@@ -166,6 +166,8 @@ mod pagemap;
 mod pages;
 #[path = "vram/place.rs"]
 mod place;
+#[path = "vram/private.rs"]
+mod private;
 #[path = "vram/query.rs"]
 mod query;
 #[path = "vram/signal.rs"]

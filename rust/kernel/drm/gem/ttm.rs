@@ -388,6 +388,7 @@ use super::{
 use crate::{
     bindings,
     container_of,
+    dma_resv::DmaResv,
     drm::{
         self,
         exec::{
@@ -521,6 +522,7 @@ impl<T: TtmObject> Object<T> {
     ///
     /// - `EINVAL` if `size` is 0 or the memory of `dev` was not set up.
     /// - `ENOSPC` if no place has room for the object, or it has 16 TiB or more.
+    /// - `EBUSY` if moves of objects with the same reservation take too long.
     /// - `ENODEV` if the object is to be in VRAM and the driver is not bound any more.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
@@ -642,43 +644,9 @@ impl<T: TtmObject> Object<T> {
                 kept.as_ref().map(|kept| kept.resv()),
             ),
         };
-        let resv = resv.map_or(ptr::null_mut(), |resv| {
-            // The code that unlocks the object below unlocks it.
-            core::mem::forget(resv.lock());
-            resv.as_raw()
-        });
-
-        // SAFETY: The GEM object is zeroed. The device is valid, and `free_callback` puts the
-        // reference. A reservation that is shared is held, and valid as long as the object, which
-        // keeps its owner. On failure TTM calls `destroy_callback`, for an import later, by a
-        // worker which takes the reservation.
-        unsafe {
-            let gem = &raw mut (*bo).base;
-
-            (*gem).funcs = const { &Self::FUNCS };
-            bindings::drm_gem_private_object_init(drm, gem, size);
-            bindings::drm_dev_get(drm);
-
-            let mut placement = Place::list(places);
-            let ret = to_result(bindings::ttm_bo_init_reserved(
-                bdev,
-                bo,
-                bo_type,
-                &mut placement,
-                0,
-                &mut ctx.0,
-                ptr::null_mut(),
-                resv,
-                Some(destroy_callback::<T>),
-            ));
-            if let Err(e) = ret {
-                if !resv.is_null() {
-                    bindings::dma_resv_unlock(resv);
-                }
-                bindings::drm_dev_put(drm);
-                return Err(e);
-            }
-        }
+        // SAFETY: The value is zeroed where TTM initializes it. A reservation that is shared is
+        // valid as long as the object, which keeps its owner.
+        unsafe { Self::init_reserved(bdev, bo, bo_type, drm, size, places, ctx, resv) }?;
 
         // INVARIANT: The object was initialized above, with a reference to the device.
         // SAFETY: The value is valid, and the reference is its first.
@@ -695,6 +663,60 @@ impl<T: TtmObject> Object<T> {
         unsafe { ttm.insert(&obj, room) };
         obj.prepare_direct()?;
         Ok(obj)
+    }
+
+    /// Initializes the object of TTM, and takes its reservation: `resv`, or its own.
+    ///
+    /// # Safety
+    ///
+    /// `bo` must be that of a zeroed value of `Self` that its references own from here on, also if
+    /// this fails; `bdev` and `drm` be those of its device, and `resv` outlive it.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn init_reserved(
+        bdev: *mut bindings::ttm_device,
+        bo: *mut bindings::ttm_buffer_object,
+        bo_type: bindings::ttm_bo_type,
+        drm: *mut bindings::drm_device,
+        size: usize,
+        places: &[Place],
+        ctx: &mut OpCtx,
+        resv: Option<&DmaResv>,
+    ) -> Result {
+        let resv = resv.map_or(ptr::null_mut(), |resv| {
+            // The code that unlocks the object unlocks it.
+            core::mem::forget(resv.lock());
+            resv.as_raw()
+        });
+
+        // SAFETY: As promised by the caller. `free_callback` puts the reference to the device. On
+        // failure TTM calls `destroy_callback`, for an import later, by a worker which takes the
+        // reservation.
+        unsafe {
+            let gem = &raw mut (*bo).base;
+
+            (*gem).funcs = const { &Self::FUNCS };
+            bindings::drm_gem_private_object_init(drm, gem, size);
+            bindings::drm_dev_get(drm);
+
+            let mut placement = Place::list(places);
+            to_result(bindings::ttm_bo_init_reserved(
+                bdev,
+                bo,
+                bo_type,
+                &mut placement,
+                0,
+                &mut ctx.0,
+                ptr::null_mut(),
+                resv,
+                Some(destroy_callback::<T>),
+            ))
+            .inspect_err(|_| {
+                if !resv.is_null() {
+                    bindings::dma_resv_unlock(resv);
+                }
+                bindings::drm_dev_put(drm);
+            })
+        }
     }
 
     /// Locks the object together with others, in a round of [`Exec`](drm::exec::Exec).

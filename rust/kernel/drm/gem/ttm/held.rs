@@ -171,7 +171,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///   so objects only get places for which no object is evicted, or the round fails. The other
     ///   user of VRAM was asked to release some of it, so a second call may succeed.
     /// - `ENODEV` if the driver is not bound any more.
-    /// - `EBUSY` if the work on the object, or on an object that it would evict, takes too long.
+    /// - `EBUSY` if the work on the object takes too long.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
     pub fn validate(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {

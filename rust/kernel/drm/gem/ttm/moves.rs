@@ -17,7 +17,10 @@ use super::{
 };
 use crate::{
     bindings,
-    dma_buf::exporter,
+    dma_buf::{
+        exporter,
+        fence::Fence, //
+    },
     dma_resv::Usage,
     drm::{
         devres::while_registered,
@@ -36,10 +39,21 @@ use crate::{
         from_result,
         to_result, //
     },
+    pm::RuntimeGuard,
     prelude::*,
-    sync::atomic::Relaxed, //
+    sync::{
+        aref::ARef,
+        atomic::Relaxed, //
+    },
+    time::{
+        msecs_to_jiffies,
+        Msecs, //
+    }, //
 };
 use core::ptr::NonNull;
+
+/// How long a move waits for work that the engine cannot wait for, in milliseconds, as TTM does.
+const PATIENCE: Msecs = 15_000;
 
 /// Converts a resource of TTM to one side of a transfer.
 ///
@@ -103,6 +117,371 @@ pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
     from_result(|| ret.map(|()| 0))
 }
 
+/// A move that TTM has requested, and that nobody knows of yet.
+///
+/// The steps that follow are types: each consumes the one before.
+///
+/// # Invariants
+///
+/// `bo` is `obj`. Its reservation is held, with room for a fence, until the move has ended, and the
+/// object is not pinned. `ctx`, `to`, and `old` unless it is null, are valid for that long. `old` is
+/// the resource of the object, until `to` becomes it.
+struct Move<'a, T: TtmObject> {
+    obj: &'a Object<T>,
+    locked: Held<'a, Object<T>>,
+    bo: *mut bindings::ttm_buffer_object,
+    ctx: *mut bindings::ttm_operation_ctx,
+    /// Null if the object has no content: this is its first place.
+    old: *mut bindings::ttm_resource,
+    to: *mut bindings::ttm_resource,
+    evict: bool,
+    from_vram: bool,
+    to_vram: bool,
+    runtime_guard: Option<RuntimeGuard>,
+}
+
+/// Importers and page tables of the device do not use the object any more, but for work that they
+/// have started.
+struct Notified<'a, T: TtmObject>(Move<'a, T>);
+
+/// The work that the move has to wait for is done.
+struct Idle<'a, T: TtmObject> {
+    request: Move<'a, T>,
+    /// What the copy depends on.
+    usage: Usage,
+}
+
+/// No page table shows the object.
+struct Unmapped<'a, T: TtmObject>(Idle<'a, T>);
+
+/// The engine has the job that makes the content of the new place.
+struct Queued<'a, T: TtmObject> {
+    request: Move<'a, T>,
+    fence: ARef<Fence>,
+    /// Whether it clears the new place, because the object had no content.
+    clear: bool,
+}
+
+impl<'a, T: TtmObject> Move<'a, T> {
+    /// Checks all that can be checked before importers are notified.
+    ///
+    /// # Safety
+    ///
+    /// The requirements of [`move_callback`], for all of `'a`.
+    unsafe fn new(
+        bo: *mut bindings::ttm_buffer_object,
+        evict: bool,
+        ctx: *mut bindings::ttm_operation_ctx,
+        to: *mut bindings::ttm_resource,
+    ) -> Result<Self> {
+        let vram = bindings::TTM_PL_VRAM;
+        // A ghost is about to be freed, and TTM skips it if it gets this error.
+        // SAFETY: As the caller promises.
+        let (obj, old, to_type, pins) = unsafe {
+            (
+                Object::<T>::from_bo(bo).ok_or(EBUSY)?,
+                (*bo).resource,
+                (*to).mem_type,
+                (*bo).pin_count,
+            )
+        };
+        // Users of a pin keep their addresses. TTM checks the count in each of its paths but not
+        // in all of them with the reservation held.
+        if pins != 0 {
+            return Err(EBUSY);
+        }
+        // SAFETY: `old` is valid unless it is null.
+        let from_vram = !old.is_null() && unsafe { (*old).mem_type } == vram;
+        // INVARIANT: As the caller promises, and checked above.
+        let mut request = Self {
+            obj,
+            // SAFETY: The reservation is held.
+            locked: unsafe { Held::assume(obj) },
+            bo,
+            ctx,
+            old,
+            to,
+            evict,
+            from_vram,
+            to_vram: to_type == vram,
+            runtime_guard: None,
+        };
+
+        if request.is_by_engine() {
+            request.runtime_guard = obj.runtime_guard_if_active();
+            obj.ttm().check_resumed(request.runtime_guard.as_ref())?;
+        }
+        // A job that copies lost content fails, and leaves the VRAM in quarantine until a reset.
+        if request.to_vram && !from_vram {
+            request.locked.check_content()?;
+        }
+        Ok(request)
+    }
+
+    /// Returns whether the object was ever written to. If not, no work uses it.
+    fn has_content(&self) -> bool {
+        // SAFETY: By the type invariant the object is valid, and so is its `ttm` if there is one.
+        let has_pages = unsafe {
+            let tt = (*self.bo).ttm;
+
+            !tt.is_null() && (bindings::ttm_tt_is_populated(tt) || bindings::ttm_tt_is_swapped(tt))
+        };
+
+        !self.old.is_null() && (self.from_vram || has_pages)
+    }
+
+    /// Returns whether an engine moves the content: the object keeps its pages otherwise.
+    fn is_by_engine(&self) -> bool {
+        self.from_vram || self.to_vram
+    }
+
+    /// Converts the result of a call of the driver.
+    ///
+    /// An object may be swapped out for another device, which skips it if it gets `EBUSY`.
+    fn called(&self, ret: Result) -> Result {
+        ret.map_err(|e| if self.is_by_engine() { e } else { EBUSY })
+    }
+
+    /// Returns the dma-buf of the object if importers may have mapped its old place.
+    fn shared(&self) -> Option<NonNull<bindings::dma_buf>> {
+        NonNull::new(self.locked.exported()).filter(|_| !self.old.is_null())
+    }
+
+    /// Notifies importers and the driver.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the device is just being unplugged.
+    fn notify(self) -> Result<Notified<'a, T>> {
+        if let Some(buf) = self.shared() {
+            trace::invalidate(self.obj.subject(), self.obj.residence.load(Relaxed));
+            // SAFETY: By the type invariant of `Object` it is the dma-buf of the object, whose
+            // reservation, which they share, is held.
+            unsafe { bindings::dma_buf_invalidate_mappings(buf.as_ptr()) };
+        }
+        self.called(self.locked.tell_evicted())?;
+        Ok(Notified(self))
+    }
+
+    /// Returns the side of the transfer that `resource` is.
+    ///
+    /// # Safety
+    ///
+    /// `resource` must be one of the two of the move. The pages must be there if it is in system
+    /// memory, and stay until the transfer is done.
+    unsafe fn side(&self, resource: *mut bindings::ttm_resource) -> Result<Side> {
+        // SAFETY: By the type invariant, and as the caller promises.
+        unsafe { side_of(self.obj.ttm(), self.bo, resource) }
+    }
+}
+
+impl<'a, T: TtmObject> Notified<'a, T> {
+    /// Waits for work that must be done before the object leaves its place. What the engine can
+    /// wait for is left to it.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if it takes too long, or TTM does not want to wait; `ERESTARTSYS` if a signal
+    /// arrived.
+    fn wait(self) -> Result<Idle<'a, T>> {
+        let Self(mut request) = self;
+        let has_content = request.has_content();
+        // Nothing uses an object without content. Its new place may have been that of another one,
+        // whose move is not done: TTM has added the fence of that.
+        let usage = if has_content {
+            request.locked.usage()
+        } else {
+            Usage::Kernel
+        };
+        let ttm = request.obj.ttm();
+        // Pages that the engine still uses must not be swapped out, and work that uses the entries
+        // of page tables must be done before the entries are cleared.
+        let is_in_use = has_content && (!request.is_by_engine() || request.locked.is_shown());
+
+        if is_in_use || ttm.is_used_by_others(&request.locked.resv(), usage) {
+            // SAFETY: By the type invariant.
+            let (no_wait, is_interruptible) =
+                unsafe { ((*request.ctx).no_wait_gpu, (*request.ctx).interruptible) };
+            let limit = if no_wait {
+                0
+            } else {
+                msecs_to_jiffies(PATIENCE)
+            };
+
+            request
+                .locked
+                .resv()
+                .resv()
+                .wait_timeout(usage, is_interruptible, limit)
+                .map_err(|e| if e == ETIME { EBUSY } else { e })?;
+        }
+        Ok(Idle { request, usage })
+    }
+}
+
+impl<'a, T: TtmObject> Idle<'a, T> {
+    /// Removes the object from the page tables that still show it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Move::notify`].
+    fn unmap(self) -> Result<Unmapped<'a, T>> {
+        let request = &self.request;
+
+        if let Some(buf) = request.shared() {
+            // SAFETY: As in `Move::notify()`; the memory is still there, and what importers
+            // started is done.
+            unsafe { exporter::retire(buf.as_ptr()) };
+        }
+        // TTM has zapped the page tables of processes.
+        request.obj.drop_fault_window();
+        // Work of the device that uses its page tables is done as well.
+        request.called(request.locked.zap())?;
+        Ok(Unmapped(self))
+    }
+}
+
+impl<'a, T: TtmObject> Unmapped<'a, T> {
+    /// Moves an object that keeps its pages: engines reach them in one of the two places only.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if the pages cannot be mapped.
+    fn keep_pages(self) -> Result {
+        let Move { obj, bo, to, .. } = self.0.request;
+
+        // SAFETY: By the type invariant. TTM has made the pages of an object that moves to
+        // `TTM_PL_TT`, and all work on the object is done.
+        unsafe {
+            if let Some(tt) = NonNull::new((*bo).ttm) {
+                if (*to).mem_type == bindings::TTM_PL_TT {
+                    obj.ttm().map_pages((*bo).base.dev, tt)?;
+                } else {
+                    obj.ttm().unmap_pages(tt);
+                }
+            }
+            bindings::ttm_bo_move_null(bo, to);
+        }
+        Ok(())
+    }
+
+    /// Queues the job of the engine.
+    ///
+    /// # Errors
+    ///
+    /// The errors of the engine, and `ENOMEM` if memory runs out.
+    fn queue(self) -> Result<Queued<'a, T>> {
+        let Idle { mut request, usage } = self.0;
+        let (obj, bo) = (request.obj, request.bo);
+        // Memory that was never written is zero, and so are pages that are made below.
+        let clear = !request.has_content();
+        if !clear {
+            // TTM has done it for some kinds of memory. This also brings back pages that were
+            // swapped out.
+            // SAFETY: The object and the context are valid; without a `ttm` nothing is done.
+            to_result(unsafe { bindings::ttm_bo_populate(bo, request.ctx) })?;
+        }
+
+        // SAFETY: If one of the resources is system memory, and is accessed, the object was
+        // populated above. The pages stay until the fence of the transfer signals: all code that
+        // could free them waits for the fence, because it is in the reservation of their owner, the
+        // object or a ghost.
+        let transfer = unsafe {
+            let from = if clear {
+                None
+            } else {
+                Some(request.side(request.old)?)
+            };
+
+            Transfer::new(from, request.side(request.to)?, (*bo).base.size)
+        };
+        // The work of other devices has been waited for.
+        let mut after = KVec::new();
+        let external = obj
+            .ttm()
+            .add_dependencies(&request.locked.resv(), usage, &mut after)?;
+        let job = Request {
+            work: Work::Move(transfer),
+            runtime_guard: request.runtime_guard.take(),
+            after,
+            external,
+            from: Some(obj.loss.clone()),
+            to: Some(obj.loss.clone()),
+        };
+        // SAFETY: The device of an object is valid and of `T::Driver`.
+        let fence = unsafe {
+            while_registered::<T::Driver, _>((*bo).base.dev, |reg| obj.ttm().submit(reg, job, None))
+        }?;
+
+        if !clear {
+            obj.ttm().count_move();
+        }
+        Ok(Queued {
+            request,
+            fence,
+            clear,
+        })
+    }
+}
+
+impl<T: TtmObject> Queued<'_, T> {
+    /// Makes `to` the resource of the object. The copy has started, so this does not fail.
+    fn commit(self) {
+        let Move {
+            obj,
+            bo,
+            to,
+            evict,
+            from_vram,
+            to_vram,
+            ..
+        } = self.request;
+
+        if self.clear {
+            // The previous content of the object is not used, if it had any.
+            // SAFETY: By the type invariant. TTM has made room for the fence, and nothing was added
+            // since.
+            unsafe {
+                bindings::dma_resv_add_fence(
+                    (*bo).base.resv,
+                    self.fence.as_raw(),
+                    bindings::dma_resv_usage_DMA_RESV_USAGE_KERNEL,
+                );
+                bindings::ttm_bo_move_null(bo, to);
+                // The object has no pages; VRAM needs no array for them.
+                destroy_tt(bo);
+            }
+            return;
+        }
+
+        // TTM keeps the old memory until the copy is done if the object is not evicted. Else it
+        // gives VRAM to other objects at once: the engine works in order, and other engines wait
+        // for the fence, which TTM keeps for that. A core driver that reuses the VRAM would not
+        // wait. For that one TTM would wait here, for all work of all objects that share the
+        // reservation, and might give up: it gets a move whose copy is done instead.
+        let without_wait = !evict || from_vram && obj.ttm().allocator().is_pipelined();
+        // SAFETY: By the type invariant. The fence was made for this move, and TTM has made room
+        // for it.
+        let is_over = without_wait
+            && unsafe {
+                bindings::ttm_bo_move_accel_cleanup(bo, self.fence.as_raw(), evict, true, to)
+            } == 0;
+
+        if !is_over {
+            // The wait is not interruptible, so it does not fail.
+            let _ = self.fence.wait(false);
+            // SAFETY: As above. The copy was the last one to use the old memory: it came after all
+            // work on the object.
+            unsafe {
+                if to_vram {
+                    destroy_tt(bo);
+                }
+                bindings::ttm_bo_move_null(bo, to);
+            }
+        }
+    }
+}
+
 /// # Safety
 ///
 /// The requirements of [`move_callback`].
@@ -112,168 +491,15 @@ unsafe fn move_object<T: TtmObject>(
     ctx: *mut bindings::ttm_operation_ctx,
     to: *mut bindings::ttm_resource,
 ) -> Result {
-    let vram = bindings::TTM_PL_VRAM;
-    // A ghost is about to be freed, and TTM skips it if it gets this error.
-    // SAFETY: As the caller promises.
-    let (obj, old, to_type) = unsafe {
-        (
-            Object::<T>::from_bo(bo).ok_or(EBUSY)?,
-            (*bo).resource,
-            (*to).mem_type,
-        )
-    };
-    // SAFETY: The reservation is held.
-    let mut locked = unsafe { Held::assume(obj) };
-    // Users of a pin keep their addresses. TTM checks the count in each of its paths but not in
-    // all of them with the reservation held.
-    // SAFETY: The reservation, which guards the count, is held.
-    if unsafe { (*bo).pin_count } != 0 {
-        return Err(EBUSY);
-    }
-    // SAFETY: `old` is valid unless it is null.
-    let from_vram = !old.is_null() && unsafe { (*old).mem_type } == vram;
-    let by_engine = from_vram || to_type == vram;
+    // SAFETY: As promised by the caller.
+    let request = unsafe { Move::<T>::new(bo, evict, ctx, to) }?;
+    let by_engine = request.is_by_engine();
+    let unmapped = request.notify()?.wait()?.unmap()?;
 
-    // Checked before importers are notified.
-    let runtime_guard = if by_engine {
-        let runtime_guard = obj.runtime_guard_if_active();
-
-        obj.ttm().check_resumed(runtime_guard.as_ref())?;
-        runtime_guard
-    } else {
-        None
-    };
-    // A job that copies lost content fails, and leaves the VRAM in quarantine until a reset.
-    if to_type == vram && !from_vram {
-        locked.check_content()?;
-    }
-
-    // Importers have mapped the old place; the fences have the work that they started.
-    let buf = locked.exported();
-    if !old.is_null() && !buf.is_null() {
-        trace::invalidate(obj.subject(), obj.residence.load(Relaxed));
-        // SAFETY: By the type invariant it is the dma-buf of the object, whose reservation, which
-        // they share, is held.
-        unsafe { bindings::dma_buf_invalidate_mappings(buf) };
-    }
-    // An object may be swapped out for another device, which skips it if it gets this error.
-    let unregistered = |e| if by_engine { e } else { EBUSY };
-    locked.tell_evicted().map_err(unregistered)?;
-
-    let (shown, usage) = (locked.is_shown(), locked.usage());
-    let must_wait = obj.ttm().is_used_by_others(&locked.resv(), usage);
-    // Pages that the engine still uses must not be swapped out, and work that uses the entries of
-    // page tables must be done before the entries are cleared.
-    if must_wait || !by_engine || shown {
-        // SAFETY: The object and the context are valid.
-        to_result(unsafe { bindings::ttm_bo_wait_ctx(bo, ctx) })?;
-    }
-    if !old.is_null() && !buf.is_null() {
-        // SAFETY: As above; the memory is still there, and what importers started is done.
-        unsafe { exporter::retire(buf) };
-    }
-    // TTM has zapped the page tables of processes.
-    obj.drop_fault_window();
-    // Work of the device that uses its page tables is done as well.
-    locked.zap().map_err(unregistered)?;
     if !by_engine {
-        // The object keeps its pages, but engines reach them in one of the two places only.
-        // SAFETY: The object is valid, and `to` becomes its resource. TTM has made the pages of an
-        // object that moves to `TTM_PL_TT`, and all work on the object is done.
-        unsafe {
-            if let Some(tt) = NonNull::new((*bo).ttm) {
-                if to_type == bindings::TTM_PL_TT {
-                    obj.ttm().map_pages((*bo).base.dev, tt)?;
-                } else {
-                    obj.ttm().unmap_pages(tt);
-                }
-            }
-            bindings::ttm_bo_move_null(bo, to);
-        }
-        return Ok(());
+        return unmapped.keep_pages();
     }
-
-    // SAFETY: The object is valid, and so is its `ttm` if there is one.
-    let has_pages = unsafe {
-        let tt = (*bo).ttm;
-
-        !tt.is_null() && (bindings::ttm_tt_is_populated(tt) || bindings::ttm_tt_is_swapped(tt))
-    };
-    // Memory that was never written is zero, and so are pages that are made below.
-    let clear = !from_vram && !has_pages;
-    if !clear {
-        // TTM has done it for some kinds of memory. This also brings back pages that were swapped
-        // out.
-        // SAFETY: The object and the context are valid; without a `ttm` nothing is done.
-        to_result(unsafe { bindings::ttm_bo_populate(bo, ctx) })?;
-    }
-
-    // SAFETY: Both resources are valid. If one of them is system memory, and is accessed, the
-    // object was populated above. The pages stay until the fence of the transfer signals: all code
-    // that could free them waits for the fence, because it is in the reservation of their owner,
-    // the object or a ghost.
-    let transfer = unsafe {
-        let from = if clear {
-            None
-        } else {
-            Some(side_of(obj.ttm(), bo, old)?)
-        };
-
-        Transfer::new(from, side_of(obj.ttm(), bo, to)?, (*bo).base.size)
-    };
-    // The work of other devices has been waited for.
-    let mut after = KVec::new();
-    let external = obj
-        .ttm()
-        .add_dependencies(&locked.resv(), usage, &mut after)?;
-    let request = Request {
-        work: Work::Move(transfer),
-        runtime_guard,
-        after,
-        external,
-        from: Some(obj.loss.clone()),
-        to: Some(obj.loss.clone()),
-    };
-    // SAFETY: The device of an object is valid and of `T::Driver`.
-    let fence = unsafe {
-        while_registered::<T::Driver, _>((*bo).base.dev, |reg| obj.ttm().submit(reg, request, None))
-    }?;
-    if !clear {
-        obj.ttm().count_move();
-    }
-
-    if clear {
-        // The previous content of the object is not used, if it had any.
-        // SAFETY: The object is valid, and `to` becomes its resource. TTM has made room for the
-        // fence, and nothing was added since.
-        unsafe {
-            bindings::dma_resv_add_fence(
-                (*bo).base.resv,
-                fence.as_raw(),
-                bindings::dma_resv_usage_DMA_RESV_USAGE_KERNEL,
-            );
-            bindings::ttm_bo_move_null(bo, to);
-            // The object has no pages; VRAM needs no array for them.
-            destroy_tt(bo);
-        }
-        return Ok(());
-    }
-
-    // TTM gives VRAM to other objects at once: the engine works in order, and other engines wait
-    // for the fence, which TTM keeps for that. A core driver that reuses the VRAM would not wait.
-    let pipeline = obj.ttm().allocator().is_pipelined();
-    // SAFETY: The object is valid, has a resource, and `to` becomes its new one. The fence was made
-    // for this move, and TTM has made room for it.
-    let ret = to_result(unsafe {
-        bindings::ttm_bo_move_accel_cleanup(bo, fence.as_raw(), evict, pipeline, to)
-    });
-    if ret.is_err() {
-        // The copy has started, so the object has to move. The wait is not interruptible, so it
-        // does not fail.
-        let _ = fence.wait(false);
-        // SAFETY: As above; nothing is under way any more.
-        unsafe { bindings::ttm_bo_move_sync_cleanup(bo, to) };
-    }
+    unmapped.queue()?.commit();
     Ok(())
 }
 
@@ -342,11 +568,11 @@ pub(super) unsafe fn put_on_lru(bo: *mut bindings::ttm_buffer_object) {
     }
 }
 
-/// Destroys the `ttm` of an object, if it has one.
+/// Destroys the `ttm` of an object, if it has one, with its pages.
 ///
 /// # Safety
 ///
-/// `bo` must be reserved, not be in system memory, and have no pages.
+/// `bo` must be reserved, and be in VRAM or about to be. No work may use its pages any more.
 // Not inlined into modules, which cannot call the function.
 #[inline(never)]
 pub(super) unsafe fn destroy_tt(bo: *mut bindings::ttm_buffer_object) {
