@@ -672,6 +672,17 @@ pub(crate) fn invalidate(buf: &DmaBuf) {
     unsafe { bindings::dma_buf_invalidate_mappings(raw_buf(buf)) };
 }
 
+/// Calls `f` while a buffer has another size, which its exporter would have refused.
+pub(crate) fn with_size<R>(buf: &DmaBuf, size: usize, f: impl FnOnce() -> R) -> R {
+    // SAFETY: The buffer is valid. Only the test uses it.
+    let before = unsafe { core::mem::replace(&mut (*raw_buf(buf)).size, size) };
+    let ret = f();
+
+    // SAFETY: As above.
+    unsafe { (*raw_buf(buf)).size = before };
+    ret
+}
+
 fn raw_buf(buf: &DmaBuf) -> *mut bindings::dma_buf {
     // `DmaBuf` is a transparent wrapper.
     core::ptr::from_ref(buf)

@@ -17,6 +17,7 @@ mod tests {
             registered,
             validate,
             with_device,
+            with_size,
             Asleep,
             Card,
             Control,
@@ -367,6 +368,22 @@ mod tests {
             return control.steps();
         }
         Err(ETIMEDOUT)
+    }
+
+    /// A dma-buf may have any size, and a GEM object only that of whole pages.
+    #[test]
+    fn import_of_a_part_of_a_page_is_refused() -> Result {
+        with_device(|pdev| {
+            with_import(pdev, |card, buf, object| {
+                for size in [0, 1, PAGE_SIZE - 1, PAGE_SIZE + 1] {
+                    let odd = with_size(buf, size, || import(&object, buf));
+                    check_eq!(odd.err(), Some(EINVAL));
+                }
+                check_eq!(buf.size(), 3 * PAGE_SIZE);
+                check_eq!(lead_to(&card.control, &object)?, (true, 2));
+                Ok(())
+            })
+        })
     }
 
     #[test]

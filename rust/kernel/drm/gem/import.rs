@@ -46,6 +46,7 @@ use crate::{
     },
     impl_has_work,
     new_work,
+    page::PAGE_SIZE,
     prelude::*,
     scatterlist::SGTable,
     sync::{
@@ -291,6 +292,8 @@ impl Import {
     ///
     /// # Errors
     ///
+    /// - `EINVAL` if the size of the buffer is not a multiple of [`PAGE_SIZE`], of which GEM objects
+    ///   consist. A dma-buf may have any size.
     /// - `ENOMEM` if memory runs out.
     /// - The errors of the exporter.
     #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
@@ -299,6 +302,10 @@ impl Import {
         dev: &device::Device<device::Bound>,
         caller: Option<Caller>,
     ) -> Result<Self> {
+        if buf.size() == 0 || buf.size() % PAGE_SIZE != 0 {
+            return Err(EINVAL);
+        }
+
         let follower = Follower {
             invalidations: Atomic::new(0),
             maps: Atomic::new(0),

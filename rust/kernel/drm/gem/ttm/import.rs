@@ -83,6 +83,7 @@ impl<T: TtmObject> Object<T> {
     ///
     /// # Errors
     ///
+    /// - `EINVAL` if the size of the buffer is not a multiple of the page size.
     /// - `ENODEV` if the driver of `dev` or of the exporter is not bound any more.
     /// - `EOPNOTSUPP` if the exporter has no way to serve the device, and its other errors.
     /// - `ENOMEM` if memory runs out.
