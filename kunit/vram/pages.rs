@@ -32,7 +32,10 @@ mod tests {
             Bound,
             Device, //
         },
-        dma::DataDirection,
+        dma::{
+            DataDirection,
+            Device as _, //
+        },
         dma_buf::{
             importer::LockedAttachment,
             pages::Pages,
@@ -49,6 +52,7 @@ mod tests {
             PAGE_SIZE, //
         },
         prelude::*,
+        sizes::SZ_64K,
         sync::{
             aref::ARef,
             atomic::Relaxed,
@@ -203,6 +207,27 @@ mod tests {
             }
             drop(map);
             check_eq!(VMap::new(buf).err(), Some(ENXIO));
+            Ok(())
+        })
+    }
+
+    /// An importer whose entries cannot be as long as a page is refused, without a warning.
+    #[test]
+    fn entries_shorter_than_a_page_are_refused() -> Result {
+        with_device(|pdev| {
+            let dev = faux::Registration::new(c"vram_kunit", None)?;
+            let exports = exports(&dev)?;
+            let (_shared, buf) = export_buffer(&exports)?;
+            let at = Attachment::new(buf, pdev.as_ref(), prompt())?;
+
+            let counts = [PAGE_SIZE - 1, PAGE_SIZE].map(|limit| {
+                // SAFETY: No other code maps memory for the device, which is being probed.
+                unsafe { pdev.dma_set_max_seg_size(limit as u32) };
+                at.with(|at| Ok(at.map(BOTH)?.iter().count()))
+            });
+            // SAFETY: As above. This is the default of a PCI device.
+            unsafe { pdev.dma_set_max_seg_size(SZ_64K as u32) };
+            check_eq!(counts, [Err(EINVAL), Ok(COUNT)]);
             Ok(())
         })
     }

@@ -26,6 +26,7 @@ use crate::{
         Flags, //
     },
     bindings,
+    device::Device,
     dma::DataDirection,
     error::to_result,
     page::{
@@ -44,6 +45,21 @@ use core::{
 /// of `CONFIG_DMA_API_DEBUG` take for a leak otherwise.
 // CAST: A flag of 32 bits.
 const ATTRS: usize = bindings::DMA_ATTR_DEBUGGING_IGNORE_CACHELINES as usize;
+
+/// Returns how long an entry of a scatter table of `dev` may be, in bytes: a page or more.
+///
+/// # Errors
+///
+/// `EINVAL` if it may not be as long as a page, of which the C code warns.
+pub(crate) fn segment_limit(dev: &Device) -> Result<c_uint> {
+    // SAFETY: The device is valid.
+    let limit = unsafe { bindings::dma_get_max_seg_size(dev.as_raw()) };
+
+    if (limit as usize) < PAGE_SIZE {
+        return Err(EINVAL);
+    }
+    Ok(limit)
+}
 
 /// Pages of system memory in the order of a buffer.
 ///
@@ -220,7 +236,8 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the pages do not add up to the size of the buffer, or `dir` is none.
+    /// - `EINVAL` if the pages do not add up to the size of the buffer, `dir` is none, or entries of
+    ///   the importer have to be shorter than a page.
     /// - `EBUSY` if there is a mapping for this request already.
     /// - `ENOMEM`, `EIO` or `EREMOTEIO` if the mapping fails.
     ///
@@ -267,10 +284,12 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
 
         let dir = valid(dir)?;
         let count = pages.len().try_into()?;
-        let sgt = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
-        let sgt = KBox::into_raw(sgt);
         // SAFETY: The attachment is valid, and so is its device.
         let dev = unsafe { (*self.as_raw()).dev };
+        // SAFETY: The device is valid.
+        let max_segment = segment_limit(unsafe { Device::from_raw(dev) })?;
+        let sgt = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
+        let sgt = KBox::into_raw(sgt);
 
         // SAFETY: The table is not initialized yet, the array is valid for its length and not
         // written to, and the device is valid. On failure nothing is left.
@@ -281,7 +300,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
                 count,
                 0,
                 size,
-                bindings::dma_get_max_seg_size(dev),
+                max_segment,
                 bindings::GFP_KERNEL,
             )
         })

@@ -23,12 +23,10 @@ use crate::{
     bindings,
     device,
     dma::DmaAddress,
+    dma_buf::pages::segment_limit,
     error::to_result,
     new_mutex,
-    page::{
-        PAGE_MASK,
-        PAGE_SHIFT, //
-    },
+    page::PAGE_SHIFT,
     prelude::*,
     rbtree::{
         RBTree,
@@ -103,6 +101,8 @@ impl Table {
         let memory = UniqueArc::<Self>::new_uninit(GFP_KERNEL)?;
         let sgt = Opaque::<bindings::sg_table>::zeroed();
 
+        let max_segment = segment_limit(dev)?;
+
         // SAFETY: The table is zeroed, the array has this many pages and is not written to, and the
         // device is valid. On failure nothing is left.
         to_result(unsafe {
@@ -112,7 +112,7 @@ impl Table {
                 count,
                 0,
                 len as usize,
-                bindings::dma_get_max_seg_size(dev.as_raw()) & PAGE_MASK as u32,
+                max_segment,
                 bindings::GFP_KERNEL,
             )
         })?;
