@@ -34,7 +34,12 @@ pub fn copy_after(
     copy_handles(drm, (src.handle(), dst.handle()), src.size(), ins)
 }
 
-fn copy_handles(
+/// As [`copy_after`], for the first bytes of two handles.
+///
+/// # Errors
+///
+/// Any error of the ioctl.
+pub fn copy_handles(
     drm: &Drm,
     (src, dst): (u32, u32),
     size: u64,

@@ -11,7 +11,7 @@ use vvram_tests::fixture::{cpu_reads, patterns, placed, works};
 use vvram_tests::map::{Map, PAGE64};
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::{Child, Steps};
-use vvram_tests::queue::{copy_after, flood, Client};
+use vvram_tests::queue::{copy_after, copy_handles, flood, Client};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::signals::await_sleep;
 use vvram_tests::trace::Jobs;
@@ -250,6 +250,37 @@ fn traced() -> Outcome {
     Ok(())
 }
 
+/// A copy that waits for other copies of its device does not wait for another device.
+fn traced_internal() -> Outcome {
+    const TRIES: usize = 10;
+    const BEHIND: usize = 16;
+    let (other, drm) = (Drm::open()?, Drm::open()?);
+    let size = drm.getparam(uapi::PARAM_VRAM_SIZE)? / 4;
+    let (from, to) = (other.create(size)?, other.create(size)?);
+    let (source, target) = (drm.import(&to.export()?)?, drm.create(PAGE64)?);
+    let jobs = Jobs::new()?;
+    let me = std::process::id();
+    // A process that is not run for some time finds them done.
+    for _ in 0..TRIES {
+        let before = (0..BEHIND)
+            .map(|_| copy_after(&other, (&from, &to), &[]))
+            .collect::<Result<Vec<_>, _>>()?;
+        copy_handles(&drm, (source.handle(), target.handle()), PAGE64, &[])?.finish()?;
+        for copy in before {
+            copy.finish()?;
+        }
+        let events = jobs.events()?;
+        let Some(copy) = events.iter().rfind(|event| event.is("submit", me)) else {
+            fail!("no job was submitted");
+        };
+        check!(copy.fields.contains("external=0"), "{}", copy.fields);
+        if !copy.fields.contains("dependencies=0") {
+            return Ok(());
+        }
+    }
+    fail!("none of {TRIES} copies had to wait")
+}
+
 fn one_floods() -> Outcome {
     // The engine does one copy at a time.
     flood(|| Client::of_copies(Drm::open()?), 20, 2)
@@ -299,6 +330,7 @@ fn reuse() -> Outcome {
 igt_main! {
     "flood", "a client that floods its queue, and another one", one_floods;
     "traced", "what the tracepoints tell", traced;
+    "traced-internal", "they tell whether a copy waits for others", traced_internal;
     "closed", "a client that goes with copies that wait", closed;
     "killed", "a client that dies with copies that wait", killed;
     "moves", "moves of objects with copies that wait, and of others", moves;

@@ -325,7 +325,13 @@ impl<T: RingOps> Entry<T> {
         self.deps.external
     }
 
-    fn add(&mut self, fence: ARef<AnyFence>, is_internal: bool) -> Result {
+    /// As [`Self::depend`], for a fence of which the caller knows whether it is an internal one of
+    /// the group.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::depend`].
+    pub(crate) fn add(&mut self, fence: ARef<AnyFence>, is_internal: bool) -> Result {
         self.deps.add(&self.core, &self.lane, fence, is_internal)
     }
 

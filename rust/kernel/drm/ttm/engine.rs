@@ -236,6 +236,8 @@ impl<E: Engine + ?Sized> Engine for &E {
 /// The dependencies of a job that is being prepared, and the client that it is for.
 pub struct Plan<'a, R: RingOps> {
     after: &'a [ARef<AnyFence>],
+    /// Whether some of them depend on other devices.
+    external: bool,
     client: Option<(&'a Queue<R>, Permit)>,
 }
 
@@ -259,7 +261,7 @@ impl<R: RingOps> Plan<'_, R> {
         }?;
 
         for fence in self.after {
-            entry.depend(fence.clone())?;
+            entry.add(fence.clone(), !self.external)?;
         }
         Ok(entry)
     }
@@ -562,6 +564,7 @@ impl Moves {
         request.after.retain(|fence| fence.context() != context);
         let plan = Plan {
             after: &request.after,
+            external: request.external,
             client: client.map(|(copies, permit)| (&copies.queue, permit)),
         };
         let ready = engine.prepare(&request.work, plan)?;
