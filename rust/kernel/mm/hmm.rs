@@ -118,6 +118,10 @@ const P2PDMA_BUS: usize = bindings::hmm_pfn_flags_HMM_PFN_P2PDMA_BUS;
 const DMA_MAPPED: usize = bindings::hmm_pfn_flags_HMM_PFN_DMA_MAPPED;
 const FLAGS: usize = bindings::hmm_pfn_flags_HMM_PFN_FLAGS;
 
+/// How many pages one call may have: the allocator warns of arrays of 2 GiB and more.
+// CAST: The maximum is positive.
+const PAGES_MAX: usize = i32::MAX as usize / size_of::<DmaPage>();
+
 /// What a caller requests for each page of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -214,15 +218,20 @@ impl<T: Mirror> IntervalNotifier<T> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is empty, does not consist of whole pages, or is not in the range of the
-    /// notifier.
+    /// - `EINVAL` if it is empty, does not consist of whole pages, or is not in the range of the
+    ///   notifier.
+    /// - `ENOMEM` if it has more pages than [`PAGES_MAX`].
     fn count(&self, range: &Range<usize>) -> Result<usize> {
         let (all, Range { start, end }) = (self.range(), range.clone());
 
         if start >= end || (start | end) % PAGE_SIZE != 0 || start < all.start || end > all.end {
             return Err(EINVAL);
         }
-        Ok((end - start) / PAGE_SIZE)
+        let pages = (end - start) / PAGE_SIZE;
+        if pages > PAGES_MAX {
+            return Err(ENOMEM);
+        }
+        Ok(pages)
     }
 
     /// Reads the entries of the process at the addresses `range`, and has pages faulted in as
@@ -240,7 +249,7 @@ impl<T: Mirror> IntervalNotifier<T> {
     pub fn fault(&self, range: Range<usize>, request: Request) -> Result<Faulted<'_, T>> {
         let count = self.count(&range)?;
         let Range { start, end } = range;
-        let mut entries = KVVec::with_capacity(count, GFP_KERNEL)?;
+        let mut entries = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..count {
             entries.push(Entry(0), GFP_KERNEL)?;
         }
@@ -637,7 +646,7 @@ impl<T: Mirror> Import<T> {
             Request::READ
         };
         // The memory is allocated without the lock.
-        let mut pages = KVVec::with_capacity(count, GFP_KERNEL)?;
+        let mut pages = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
 
         loop {
             let is_denied = self.is_p2p_denied.load(Relaxed);
