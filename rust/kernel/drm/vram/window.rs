@@ -171,16 +171,23 @@ impl<'a> Window<'a> {
         raw_pci(self.pdev)
     }
 
-    /// Writes `byte` to the whole BAR.
+    /// Writes `byte` to the whole BAR. Sleeps, as a BAR may have many gigabytes.
     #[cfg(CONFIG_RUST_DRM_TTM)]
     #[inline(never)]
     pub(crate) fn fill(&self, byte: u8) {
         // CAST: The size of a mapping has less than 64 bits.
         let len = self.len as usize;
 
-        // SAFETY: By the type invariant the whole BAR is mapped. No code relies on the content of
-        // VRAM.
-        unsafe { bindings::memset_io(self.addr.as_ptr(), byte.into(), len) };
+        for at in (0..len).step_by(CLEAR_AT_ONCE) {
+            let to = self.addr.as_ptr().wrapping_byte_add(at);
+
+            // SAFETY: By the type invariant the whole BAR is mapped. No code relies on the content
+            // of VRAM.
+            unsafe {
+                bindings::memset_io(to, byte.into(), CLEAR_AT_ONCE.min(len - at));
+                bindings::cond_resched();
+            }
+        }
     }
 
     /// Reads the BAR at `at`.
