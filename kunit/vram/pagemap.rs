@@ -89,7 +89,7 @@ impl pagemap::Driver for Svm {
     type Alloc = Piece;
     type View = Linear;
 
-    fn alloc<'a>(_drm: &drm::Device<Driver>, memory: &'a Memory<'a>, size: usize) -> Result<Piece> {
+    fn alloc(_drm: &drm::Device<Driver>, memory: &Memory<'_>, size: usize) -> Result<Piece> {
         memory.notified.allocs.add(1, Relaxed);
         let alloc = match memory.notified.place.load(Relaxed) {
             NONE => memory.vram.alloc_block(size)?,
@@ -104,7 +104,7 @@ impl pagemap::Driver for Svm {
         piece.1.or_else(|| piece.0.ranges().offset(0))
     }
 
-    fn copy_to_dev<'a>(memory: &'a Memory<'a>, segments: Segments<'_>) -> Result {
+    fn copy_to_dev(memory: &Memory<'_>, segments: Segments<'_>) -> Result {
         let notified = &memory.notified;
 
         if notified.fails.load(Relaxed) {
@@ -125,7 +125,7 @@ impl pagemap::Driver for Svm {
         segments.copy_by_cpu(&memory.window, Some)
     }
 
-    fn copy_to_ram<'a>(memory: &'a Memory<'a>, segments: Segments<'_>) -> Result {
+    fn copy_to_ram(memory: &Memory<'_>, segments: Segments<'_>) -> Result {
         for segment in segments.clone() {
             memory.notified.to_ram.add(segment.len as u64, Relaxed);
         }

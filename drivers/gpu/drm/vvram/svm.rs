@@ -64,7 +64,7 @@ impl pagemap::Driver for Svm {
     type Alloc = Allocation;
     type View = Visible;
 
-    fn alloc<'a>(drm: &VvramDevice, _memory: &'a Memory<'a>, size: usize) -> Result<Allocation> {
+    fn alloc(drm: &VvramDevice, _memory: &Memory<'_>, size: usize) -> Result<Allocation> {
         drm.ttm.alloc_block(size)
     }
 
@@ -76,11 +76,11 @@ impl pagemap::Driver for Svm {
         alloc.ranges().offset(0)
     }
 
-    fn copy_to_dev<'a>(memory: &'a Memory<'a>, segments: Segments<'_>) -> Result {
+    fn copy_to_dev(memory: &Memory<'_>, segments: Segments<'_>) -> Result {
         memory.engine.migrate(segments, &memory.vram)
     }
 
-    fn copy_to_ram<'a>(memory: &'a Memory<'a>, segments: Segments<'_>) -> Result {
+    fn copy_to_ram(memory: &Memory<'_>, segments: Segments<'_>) -> Result {
         memory.engine.migrate(segments, &memory.vram)
     }
 }

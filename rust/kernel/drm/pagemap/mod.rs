@@ -86,9 +86,9 @@
 //!     type Alloc = Allocation;
 //!     type View = pagemap::Linear;
 //!
-//!     fn alloc<'a>(
+//!     fn alloc(
 //!         _drm: &drm::Device<D>,
-//!         memory: &'a Memory<'a>,
+//!         memory: &Memory<'_>,
 //!         size: usize,
 //!     ) -> Result<Allocation> {
 //!         memory.vram.alloc_block(size)
@@ -98,11 +98,11 @@
 //!         alloc.ranges().offset(0)
 //!     }
 //!
-//!     fn copy_to_dev<'a>(memory: &'a Memory<'a>, segments: Segments<'_>) -> Result {
+//!     fn copy_to_dev(memory: &Memory<'_>, segments: Segments<'_>) -> Result {
 //!         segments.copy_by_cpu(&memory.window, Some)
 //!     }
 //!
-//!     fn copy_to_ram<'a>(memory: &'a Memory<'a>, segments: Segments<'_>) -> Result {
+//!     fn copy_to_ram(memory: &Memory<'_>, segments: Segments<'_>) -> Result {
 //!         segments.copy_by_cpu(&memory.window, Some)
 //!     }
 //! }
@@ -177,7 +177,8 @@ pub trait Driver: Sized + Send + Sync + 'static {
     type Drm: drm::Driver;
 
     /// The data for the functions of this trait, such as the allocator and the engine that makes
-    /// the copies. It may borrow from the bound device.
+    /// the copies. It may borrow from the bound device, and not from itself: the functions get it
+    /// for a shorter time.
     type Data<'a>: Send + Sync + 'a;
 
     /// Memory of the device, in one piece. It is freed when the value is dropped.
@@ -192,9 +193,9 @@ pub trait Driver: Sized + Send + Sync + 'static {
     ///
     /// `ENOSPC` if there is no such piece: then other users make room, or smaller pieces are tried.
     /// Any other error is returned as the error of the migration.
-    fn alloc<'a>(
+    fn alloc(
         drm: &drm::Device<Self::Drm>,
-        data: &'a Self::Data<'a>,
+        data: &Self::Data<'_>,
         size: usize,
     ) -> Result<Self::Alloc>;
 
@@ -227,7 +228,7 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// # Errors
     ///
     /// After any error the memory does not migrate.
-    fn copy_to_dev<'a>(data: &'a Self::Data<'a>, segments: Segments<'_>) -> Result;
+    fn copy_to_dev(data: &Self::Data<'_>, segments: Segments<'_>) -> Result;
 
     /// Copies from the memory of the device to system memory. The whole copy has arrived when this
     /// returns.
@@ -239,7 +240,7 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// After any error a process whose access has caused the copy gets `SIGBUS`. An unbind tries
     /// again until the copy succeeds, so a driver whose engine is gone copies by the CPU, or fills
     /// the memory.
-    fn copy_to_ram<'a>(data: &'a Self::Data<'a>, segments: Segments<'_>) -> Result;
+    fn copy_to_ram(data: &Self::Data<'_>, segments: Segments<'_>) -> Result;
 }
 
 /// The memory of a device that takes the place of memory of processes.
