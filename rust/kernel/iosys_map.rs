@@ -42,7 +42,8 @@ impl IosysMap {
     /// # Safety
     ///
     /// `addr` must be I/O memory of the kernel that stays mapped for as long as the value may be
-    /// used to access it: until `vunmap` for one that `vmap` of an exporter returns.
+    /// used to access it: until it is dropped for that of a
+    /// [`KernelMapping`](crate::dma_buf::exporter::KernelMapping).
     #[inline]
     pub unsafe fn from_iomem(addr: *mut c_void) -> Self {
         Self(bindings::iosys_map {
@@ -79,13 +80,17 @@ impl IosysMap {
 
     /// Returns the C structure.
     #[inline]
-    pub fn into_raw(self) -> bindings::iosys_map {
+    pub(crate) fn into_raw(self) -> bindings::iosys_map {
         self.0
     }
 
     /// Takes the C structure.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::from_iomem`], with the memory that `raw` names.
     #[inline]
-    pub fn from_raw(raw: bindings::iosys_map) -> Self {
+    pub(crate) unsafe fn from_raw(raw: bindings::iosys_map) -> Self {
         Self(raw)
     }
 }

@@ -15,7 +15,7 @@
 //! | [`prepare_attach`](Exporter::prepare_attach) | not held | maybe gone |
 //! | [`detach`](Exporter::detach) | not held, taken to undo what is left | maybe gone |
 //! | [`pin`](Exporter::pin), [`map`](Exporter::map), [`vmap`](Exporter::vmap) | held | bound |
-//! | [`unpin`](Exporter::unpin), [`unmap`](Exporter::unmap), [`vunmap`](Exporter::vunmap) | held | maybe gone |
+//! | [`unpin`](Exporter::unpin), [`unmap`](Exporter::unmap), the drop of a [`KernelMapping`] | held | maybe gone |
 //! | [`mmap`](Exporter::mmap), [`release`](Exporter::release) | not held | maybe gone |
 //!
 //! Where the device is bound, the callback gets a [`LockedBuffer`], which leads to
@@ -74,6 +74,29 @@ use crate::{
         ForLt, //
     }, //
 };
+use core::marker::PhantomData;
+
+/// The proof that the dma-buf core has asked for the mapping of a buffer for the kernel: it drops the
+/// mapping with the reservation held.
+pub struct VmapRequest<E>(PhantomData<fn(E)>);
+
+/// All of a buffer, mapped into the kernel until the value is dropped: what [`Exporter::vmap`]
+/// returns.
+///
+/// [`PagesMapping`](super::pages::PagesMapping) is one of system memory.
+///
+/// # Safety
+///
+/// [`Self::size`] bytes of the kernel's address space from [`Self::map`] on, which is not null, are
+/// memory of the kind that it says until the value is dropped. They may be read and written at any
+/// time, and there is no reference to them. Both methods always return the same.
+pub unsafe trait KernelMapping: Send {
+    /// Returns where the memory is mapped.
+    fn map(&self) -> IosysMap;
+
+    /// Returns how much memory is mapped, in bytes.
+    fn size(&self) -> usize;
+}
 
 /// The data of an exporter for the bound device, borrowed from the device for `'a`.
 pub type BoundOf<'a, E> = <<E as Exporter>::Bound as ForLt>::Of<'a>;
@@ -325,7 +348,8 @@ pub trait Exporter: Sized + Send + Sync + 'static {
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Maps the buffer into the kernel; called for the first user only.
+    /// Maps all of the buffer into the kernel; called for the first user only. The mapping is
+    /// dropped after the last one, with the reservation held.
     ///
     /// An unbind waits until I/O memory is not mapped any more. Other memory stays valid until it
     /// is unmapped, also after an unbind. Later users share the mapping of the first, also after
@@ -333,15 +357,13 @@ pub trait Exporter: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returned to the caller.
-    fn vmap(&self, cx: &LockedBuffer<'_, Self>) -> Result<IosysMap> {
-        let _ = cx;
-        build_error!(crate::error::VTABLE_DEFAULT_ERROR)
-    }
-
-    /// Undoes [`vmap`](Self::vmap); called for the last user only.
-    fn vunmap(&self, buf: &DmaBuf, map: IosysMap) {
-        let _ = (buf, map);
+    /// Returned to the caller, which gets `EINVAL` if the mapping has another size than the buffer.
+    fn vmap(
+        &self,
+        cx: &LockedBuffer<'_, Self>,
+        req: &VmapRequest<Self>,
+    ) -> Result<KBox<dyn KernelMapping>> {
+        let _ = (cx, req);
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
 

@@ -48,10 +48,16 @@
 //!             with_exporter,
 //!             AttachRequest,
 //!             Attached,
+//!             KernelMapping,
 //!             LockedBuffer,
-//!             MapRequest, //
+//!             MapRequest,
+//!             VmapRequest, //
 //!         },
 //!         importer::Invalidated,
+//!         pages::{
+//!             Pages,
+//!             PagesMapping, //
+//!         },
 //!         table::Mapping,
 //!         vmap::VMap,
 //!         Attachment,
@@ -65,7 +71,6 @@
 //!     dma_resv::Usage,
 //!     faux,
 //!     fs::file::flags,
-//!     iosys_map::IosysMap,
 //!     new_mutex,
 //!     page::PAGE_SIZE,
 //!     prelude::*,
@@ -78,7 +83,7 @@
 //!
 //! /// Exports memory to importers that take peer-to-peer memory, and to no others.
 //! struct Buffer {
-//!     memory: Pin<KBox<Mutex<KVec<u8>>>>,
+//!     memory: Arc<Pages>,
 //!     /// How many accesses by the CPU have begun and not ended.
 //!     cpu_users: Arc<Mutex<i32>>,
 //! }
@@ -134,13 +139,12 @@
 //!         Ok(())
 //!     }
 //!
-//!     fn vmap(&self, _cx: &LockedBuffer<'_, Self>) -> Result<IosysMap> {
-//!         // SAFETY: The memory is not touched otherwise and lives as long as the buffer.
-//!         Ok(unsafe { IosysMap::from_sysmem(self.memory.lock().as_mut_ptr().cast()) })
-//!     }
-//!
-//!     fn vunmap(&self, _buf: &DmaBuf, map: IosysMap) {
-//!         assert_eq!(map.addr(), self.memory.lock().as_mut_ptr().cast());
+//!     fn vmap(
+//!         &self,
+//!         _cx: &LockedBuffer<'_, Self>,
+//!         _req: &VmapRequest<Self>,
+//!     ) -> Result<KBox<dyn KernelMapping>> {
+//!         Ok(KBox::new(PagesMapping::new(self.memory.clone())?, GFP_KERNEL)?)
 //!     }
 //! }
 //!
@@ -165,10 +169,8 @@
 //!
 //! let cpu_users = Arc::pin_init(new_mutex!(0), GFP_KERNEL)?;
 //! let new = || -> Result<Buffer> {
-//!     let memory = KVec::from_elem(0u8, PAGE_SIZE, GFP_KERNEL)?;
-//!
 //!     Ok(Buffer {
-//!         memory: KBox::pin_init(new_mutex!(memory), GFP_KERNEL)?,
+//!         memory: Pages::new(PAGE_SIZE, GFP_KERNEL)?,
 //!         cpu_users: cpu_users.clone(),
 //!     })
 //! };
@@ -243,6 +245,9 @@
 //! }
 //! buf.end_cpu_access(DataDirection::Bidirectional)?;
 //! assert_eq!(*cpu_users.lock(), 0);
+//! // A mapping that is shorter than the buffer is refused.
+//! let long = exports.export(new()?, 2 * PAGE_SIZE, 0)?;
+//! assert_eq!(VMap::new(long).err(), Some(EINVAL));
 //!
 //! // The exporter is unbound: mappings are invalidated, and no new ones can be made.
 //! drop(exports);

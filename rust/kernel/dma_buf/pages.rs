@@ -11,6 +11,7 @@
 use super::{
     exporter::{
         Exporter,
+        KernelMapping,
         MapRequest, //
     },
     table::{
@@ -29,6 +30,7 @@ use crate::{
     device::Device,
     dma::DataDirection,
     error::to_result,
+    iosys_map::IosysMap,
     page::{
         Page,
         PAGE_SIZE, //
@@ -179,12 +181,15 @@ impl Drop for Pages {
 /// # Invariants
 ///
 /// `addr` is where this value has mapped all of `pages`.
-pub(super) struct KernelMapping {
+pub struct PagesMapping {
     addr: NonNull<c_void>,
-    _pages: Arc<Pages>,
+    pages: Arc<Pages>,
 }
 
-impl KernelMapping {
+// SAFETY: The mapping may be used, and removed, by any task.
+unsafe impl Send for PagesMapping {}
+
+impl PagesMapping {
     /// Maps pages. Sleeps.
     ///
     /// Mirrors `vmap()`.
@@ -193,7 +198,7 @@ impl KernelMapping {
     ///
     /// `ENOMEM` if memory or the address space runs out.
     #[inline(never)]
-    pub(super) fn new(pages: Arc<Pages>) -> Result<Self> {
+    pub fn new(pages: Arc<Pages>) -> Result<Self> {
         let count = pages.list.len().try_into()?;
 
         // SAFETY: The array is valid for its length and not written to, and the new value keeps its
@@ -211,18 +216,27 @@ impl KernelMapping {
         // INVARIANT: Mapped above.
         Ok(Self {
             addr: NonNull::new(addr).ok_or(ENOMEM)?,
-            _pages: pages,
+            pages,
         })
-    }
-
-    /// Returns the address of the first page.
-    #[inline]
-    pub(super) fn addr(&self) -> *mut c_void {
-        self.addr.as_ptr()
     }
 }
 
-impl Drop for KernelMapping {
+// SAFETY: By the type invariant all pages are mapped until the value is dropped.
+unsafe impl KernelMapping for PagesMapping {
+    #[inline]
+    fn map(&self) -> IosysMap {
+        // SAFETY: By the type invariant.
+        unsafe { IosysMap::from_sysmem(self.addr.as_ptr()) }
+    }
+
+    #[inline]
+    fn size(&self) -> usize {
+        self.pages.size()
+    }
+}
+
+impl Drop for PagesMapping {
+    #[inline(never)]
     fn drop(&mut self) {
         // SAFETY: By the type invariant this is what `vmap()` has returned.
         unsafe { bindings::vunmap(self.addr.as_ptr()) };

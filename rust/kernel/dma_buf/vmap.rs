@@ -37,7 +37,7 @@ impl VMap {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the exporter has no mappings for the kernel.
+    /// - `EINVAL` if the exporter has no mappings for the kernel, or one of another size.
     /// - `ENODEV` if the exporter is gone, and what else it returns.
     ///
     /// # Examples
@@ -52,7 +52,8 @@ impl VMap {
         // INVARIANT: Mapped above.
         Ok(Self {
             buf,
-            map: IosysMap::from_raw(map),
+            // SAFETY: The buffer stays mapped until the value is dropped.
+            map: unsafe { IosysMap::from_raw(map) },
         })
     }
 
@@ -80,7 +81,8 @@ impl VMap {
         // INVARIANT: Mapped above.
         Ok(Self {
             buf,
-            map: IosysMap::from_raw(map),
+            // SAFETY: As in `new()`.
+            map: unsafe { IosysMap::from_raw(map) },
         })
     }
 

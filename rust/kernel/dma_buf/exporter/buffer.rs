@@ -14,7 +14,8 @@ use super::{
         Holdings, //
     },
     BoundOf,
-    Exporter, //
+    Exporter,
+    KernelMapping, //
 };
 use crate::{
     bindings,
@@ -24,7 +25,6 @@ use crate::{
             Registry, //
         },
         importer::MappingSlot,
-        pages::KernelMapping,
         table::Table,
         user::UserMappings,
         DmaBuf, //
@@ -90,8 +90,8 @@ pub(in crate::dma_buf) struct Buffer<E: Exporter> {
     /// the memory stays as long as the buffer, so an unbind does not wait for them.
     mappings: Atomic<usize>,
 
-    /// The mapping of pages for the kernel. Guarded by the reservation.
-    pub(super) kernel: Cell<Option<KernelMapping>>,
+    /// The mapping for the kernel. Guarded by the reservation.
+    pub(super) kernel: Cell<Option<KBox<dyn KernelMapping>>>,
 
     /// The mappings of processes, of an exporter with [`pages`](Exporter::pages).
     pub(in crate::dma_buf) user: SetOnce<UserMappings>,

@@ -9,23 +9,26 @@
 use super::{
     buffer::Buffer,
     ops::Ops,
-    Exporter, //
+    Exporter,
+    KernelMapping,
+    LockedBuffer,
+    VmapRequest, //
 };
 use crate::{
     bindings,
     dma::DataDirection,
     dma_buf::{
         direction,
-        pages::KernelMapping,
+        pages::PagesMapping,
         user::insert_page,
         DmaBuf, //
     },
     dma_resv::Usage,
     error::from_result,
-    iosys_map::IosysMap,
     mm::virt::VmaNew,
     prelude::*, //
 };
+use core::marker::PhantomData;
 
 /// How often an access by the CPU waits for fences without the reservation, before it waits with
 /// the reservation held, so that no fence is added.
@@ -208,46 +211,12 @@ pub(super) unsafe extern "C" fn vmap_callback<E: Exporter>(
     raw_buf: *mut bindings::dma_buf,
     map: *mut bindings::iosys_map,
 ) -> c_int {
-    from_result(|| {
-        // SAFETY: The core passes a valid dma-buf, with the reservation held.
-        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
-        // SAFETY: This callback is only in the table of `E`.
-        let buffer = unsafe { Buffer::<E>::of(buf) };
-        // SAFETY: The reservation is held for the whole callback.
-        let cx = unsafe { buffer.locked(buf) }?;
-
-        let addr = buffer.exporter.vmap(&cx)?;
-        if addr.is_iomem() {
-            // SAFETY: The reservation is held.
-            unsafe { buffer.get_mapping() };
-        }
-
-        // SAFETY: The core passes a pointer to a structure that it wants to have filled.
-        unsafe { map.write(addr.into_raw()) };
-        Ok(0)
+    // SAFETY: As promised by the caller.
+    from_result(|| unsafe {
+        keep::<E>(raw_buf, map, |exporter, cx| {
+            exporter.vmap(cx, &VmapRequest(PhantomData))
+        })
     })
-}
-
-/// # Safety
-///
-/// See [`attach_callback`](super::ops).
-pub(super) unsafe extern "C" fn vunmap_callback<E: Exporter>(
-    raw_buf: *mut bindings::dma_buf,
-    map: *mut bindings::iosys_map,
-) {
-    // SAFETY: The core passes a valid dma-buf, with the reservation held.
-    let buf = unsafe { DmaBuf::from_raw(raw_buf) };
-    // SAFETY: This callback is only in the table of `E`.
-    let buffer = unsafe { Buffer::<E>::of(buf) };
-
-    // SAFETY: The core passes what `vmap_callback` filled in.
-    let map = IosysMap::from_raw(unsafe { *map });
-
-    buffer.exporter.vunmap(buf, map);
-    if map.is_iomem() {
-        // SAFETY: The reservation is held.
-        unsafe { buffer.put_mapping() };
-    }
 }
 
 /// # Safety
@@ -258,32 +227,56 @@ pub(super) unsafe extern "C" fn vmap_pages_callback<E: Exporter>(
     map: *mut bindings::iosys_map,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: The core passes a valid dma-buf, with the reservation held.
-        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
-        // SAFETY: This callback is only in the table of `E`.
-        let buffer = unsafe { Buffer::<E>::of(buf) };
-        // SAFETY: The reservation is held for the whole callback.
-        let cx = unsafe { buffer.locked(buf) }?;
+        // SAFETY: As promised by the caller.
+        unsafe {
+            keep::<E>(raw_buf, map, |exporter, cx| {
+                let mapping = PagesMapping::new(exporter.pages(cx)?)?;
 
-        let pages = buffer.exporter.pages(&cx)?;
-        // Users of the mapping rely on the size of the buffer.
-        if pages.size() != buf.size() {
-            return Err(EINVAL);
+                Ok(KBox::new(mapping, GFP_KERNEL)?)
+            })
         }
-        let mapping = KernelMapping::new(pages)?;
-
-        // SAFETY: The core passes a pointer to a structure that it wants to have filled. The
-        // address is that of system memory, which stays mapped until `vunmap_pages_callback`.
-        unsafe { map.write(IosysMap::from_sysmem(mapping.addr()).into_raw()) };
-        buffer.kernel.set(Some(mapping));
-        Ok(0)
     })
+}
+
+/// Has the exporter map a buffer, and keeps the mapping until [`vunmap_callback`].
+///
+/// # Safety
+///
+/// The requirements of [`vmap_callback`].
+unsafe fn keep<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    map: *mut bindings::iosys_map,
+    new: impl FnOnce(&E, &LockedBuffer<'_, E>) -> Result<KBox<dyn KernelMapping>>,
+) -> Result<c_int> {
+    // SAFETY: The core passes a valid dma-buf, with the reservation held.
+    let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+    // SAFETY: The callbacks are only in the table of `E`.
+    let buffer = unsafe { Buffer::<E>::of(buf) };
+    // SAFETY: The reservation is held for the whole callback.
+    let cx = unsafe { buffer.locked(buf) }?;
+
+    let mapping = new(&buffer.exporter, &cx)?;
+    // Users of the mapping rely on the size of the buffer.
+    if mapping.size() != buf.size() {
+        return Err(EINVAL);
+    }
+    let place = mapping.map();
+    if place.is_iomem() {
+        // SAFETY: The reservation is held.
+        unsafe { buffer.get_mapping() };
+    }
+
+    // SAFETY: The core passes a pointer to a structure that it wants to have filled. By the
+    // requirements of the trait the memory stays mapped until the mapping is dropped.
+    unsafe { map.write(place.into_raw()) };
+    buffer.kernel.set(Some(mapping));
+    Ok(0)
 }
 
 /// # Safety
 ///
 /// See [`attach_callback`](super::ops).
-pub(super) unsafe extern "C" fn vunmap_pages_callback<E: Exporter>(
+pub(super) unsafe extern "C" fn vunmap_callback<E: Exporter>(
     raw_buf: *mut bindings::dma_buf,
     _map: *mut bindings::iosys_map,
 ) {
@@ -292,5 +285,13 @@ pub(super) unsafe extern "C" fn vunmap_pages_callback<E: Exporter>(
     // SAFETY: This callback is only in the table of `E`.
     let buffer = unsafe { Buffer::<E>::of(buf) };
 
-    drop(buffer.kernel.take());
+    if let Some(mapping) = buffer.kernel.take() {
+        let is_iomem = mapping.map().is_iomem();
+
+        drop(mapping);
+        if is_iomem {
+            // SAFETY: The reservation is held.
+            unsafe { buffer.put_mapping() };
+        }
+    }
 }

@@ -21,8 +21,7 @@ use super::{
         mmap_pages_callback,
         vmap_callback,
         vmap_pages_callback,
-        vunmap_callback,
-        vunmap_pages_callback, //
+        vunmap_callback, //
     },
     Exporter, //
 };
@@ -67,10 +66,6 @@ impl<E: Exporter> Ops<E> {
             assert!(
                 E::HAS_PIN == E::HAS_UNPIN,
                 "an exporter has both pin and unpin or neither"
-            );
-            assert!(
-                E::HAS_VMAP == E::HAS_VUNMAP,
-                "an exporter has both vmap and vunmap or neither"
             );
             assert!(
                 !E::HAS_PAGES || !(E::HAS_MMAP || E::HAS_VMAP),
@@ -120,10 +115,8 @@ impl<E: Exporter> Ops<E> {
                 } else {
                     None
                 },
-                vunmap: if E::HAS_VUNMAP {
+                vunmap: if E::HAS_VMAP || E::HAS_PAGES {
                     Some(vunmap_callback::<E>)
-                } else if E::HAS_PAGES {
-                    Some(vunmap_pages_callback::<E>)
                 } else {
                     None
                 },

@@ -49,8 +49,10 @@ use crate::{
             AttachRequest,
             Attached,
             Exporter,
+            KernelMapping,
             LockedBuffer,
-            MapRequest, //
+            MapRequest,
+            VmapRequest, //
         },
         mapping::{
             Mapping,
@@ -106,6 +108,68 @@ pub struct Attachment {
     /// A runtime PM guard, for a peer that cannot be revoked, or that gets nothing but VRAM: it can
     /// map at any time with the reservation held, when it is too late to resume the device.
     runtime_guard: Option<RuntimeGuard>,
+}
+
+/// A GEM object that is mapped into the kernel, until the value is dropped.
+///
+/// # Invariants
+///
+/// `map` is what `vmap` of the object has returned. The reservation is held when the value is
+/// dropped.
+struct GemMapping<T: PeerObject> {
+    obj: ARef<Object<T>>,
+    map: IosysMap,
+}
+
+impl<T: PeerObject> GemMapping<T> {
+    /// Maps an object.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the class has no such mappings, and the errors of the class.
+    ///
+    /// # Safety
+    ///
+    /// The reservation of the object must be held, also when the value is dropped.
+    unsafe fn new(obj: &Object<T>) -> Result<Self> {
+        let raw = obj.as_raw();
+        // SAFETY: The object is valid, and its functions never change.
+        let vmap = unsafe { (*(*raw).funcs).vmap }.ok_or(EOPNOTSUPP)?;
+        let mut map = bindings::iosys_map::default();
+
+        // SAFETY: The object is valid, and its reservation is held.
+        to_result(unsafe { vmap(raw, &mut map) })?;
+        // INVARIANT: Mapped above.
+        Ok(Self {
+            obj: obj.into(),
+            // SAFETY: The object stays mapped until the value is dropped.
+            map: unsafe { IosysMap::from_raw(map) },
+        })
+    }
+}
+
+// SAFETY: A class maps all of an object, which has a size that never changes.
+unsafe impl<T: PeerObject> KernelMapping for GemMapping<T> {
+    fn map(&self) -> IosysMap {
+        self.map
+    }
+
+    fn size(&self) -> usize {
+        self.obj.size()
+    }
+}
+
+impl<T: PeerObject> Drop for GemMapping<T> {
+    fn drop(&mut self) {
+        let obj = self.obj.as_raw();
+
+        // SAFETY: The object is valid, and its functions never change.
+        if let Some(vunmap) = unsafe { (*(*obj).funcs).vunmap } {
+            // SAFETY: The object is valid. By the type invariant its reservation is held, and `map`
+            // is what its `vmap` returned.
+            unsafe { vunmap(obj, &mut self.map.into_raw()) };
+        }
+    }
 }
 
 /// A GEM object that is exported as a dma-buf.
@@ -636,15 +700,16 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         to_result(unsafe { bindings::drm_gem_prime_mmap(self.obj.as_raw(), vma.as_ptr()) })
     }
 
-    fn vmap(&self, _cx: &LockedBuffer<'_, Self>) -> Result<IosysMap> {
-        let obj = self.obj.as_raw();
-        // SAFETY: The object is valid, and its functions never change.
-        let vmap = unsafe { (*(*obj).funcs).vmap }.ok_or(EOPNOTSUPP)?;
-        let mut map = bindings::iosys_map::default();
+    fn vmap(
+        &self,
+        _cx: &LockedBuffer<'_, Self>,
+        _req: &VmapRequest<Self>,
+    ) -> Result<KBox<dyn KernelMapping>> {
+        // SAFETY: The reservation of the object, which is that of the dma-buf, is held. The core has
+        // asked for the mapping, and drops it with the reservation held.
+        let mapping = unsafe { GemMapping::<T>::new(&self.obj) }?;
 
-        // SAFETY: The object is valid, and its reservation, which is that of the dma-buf, is held.
-        to_result(unsafe { vmap(obj, &mut map) })?;
-        Ok(IosysMap::from_raw(map))
+        Ok(KBox::new(mapping, GFP_KERNEL)?)
     }
 
     fn revoke(&self) {
@@ -666,16 +731,5 @@ impl<T: PeerObject> Exporter for GemExport<T> {
             }
             Ok(())
         });
-    }
-
-    fn vunmap(&self, _buf: &DmaBuf, map: IosysMap) {
-        let obj = self.obj.as_raw();
-
-        // SAFETY: The object is valid, and its functions never change.
-        if let Some(vunmap) = unsafe { (*(*obj).funcs).vunmap } {
-            // SAFETY: The object is valid, its reservation is held, and `map` is what its `vmap`
-            // returned.
-            unsafe { vunmap(obj, &mut map.into_raw()) };
-        }
     }
 }
