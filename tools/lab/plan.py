@@ -9,6 +9,7 @@ import kernel
 import models
 import qemu
 import rdma
+import suites
 import topologies
 
 # The factor by which a test may take longer than on an idle processor. The guests of the tests have
@@ -147,7 +148,7 @@ VARIANTS = {"bounce": "swiotlb=force", "stuck": "swiotlb=force",
 # The tests of IGT that open any driver, the one that IGT_FORCE_DRIVER names; those for displays
 # and other vendors cannot apply.
 GENERIC = ("core_*",)
-# The suites of the kernel crate run once, the suites of modules run on each kind of route.
+# The suites of the kernel crate run once, those of modules that use devices on each kind of route.
 ALL_SUITES = "*rust*"
 NO_SUITES = "none"
 ALL_MODULES = "*"
@@ -377,11 +378,12 @@ def sizes():
 
 
 def kunit():
-    """The boots of KUnit: one of all suites, then those of the modules once for each kind of route."""
+    """The boots of KUnit: one of all suites, then those that use devices for each kind of route."""
     return [kunit_boot("check-kunit", SWITCH, ALL_SUITES),
-            kunit_boot("check-kunit-bridge", topologies.find("host-bridge"), NO_SUITES),
-            kunit_boot("check-kunit-iommu", topologies.find("intel-iommu"), NO_SUITES),
-            kunit_boot("check-kunit-no-route", topologies.find("no-route"), NO_SUITES)]
+            *[kunit_boot(f"check-kunit-{name}", topologies.find(topology), NO_SUITES,
+                         LAB_WITHOUT=",".join(suites.WITHOUT_DEVICES))
+              for name, topology in (("bridge", "host-bridge"), ("iommu", "intel-iommu"),
+                                     ("no-route", "no-route"))]]
 
 
 def kunit_boot(name, topology, built_in, modules=ALL_MODULES, **settings):

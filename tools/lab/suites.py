@@ -21,6 +21,8 @@ EXAMPLE = EXAMPLES + ".rust_doctest_kernel_{}_{}"
 LOST_CASES = re.compile(r"ended after \d+ of \d+ cases|\d+ of \d+ suites did not run")
 # The failure of a suite that is missing, which the filter of a boot may explain.
 DID_NOT_RUN = "the suite did not run"
+# The modules whose suites use no device: they run in one boot.
+WITHOUT_DEVICES = ("fences_kunit", "peer_policy_kunit", "queue_kunit", "range_list_kunit")
 # The driver of an example, which prints a message when it has found its device.
 DRIVER = re.compile(r"Registration::<[^(]*>::new\(\s*c\"(\w+)\"")
 
@@ -29,18 +31,19 @@ DRIVER = re.compile(r"Registration::<[^(]*>::new\(\s*c\"(\w+)\"")
 class Wanted:
     """The suites and cases that have to run."""
 
-    modules: frozenset       # suites of modules: in each boot
-    built_in: frozenset      # suites of the kernel: in one boot
+    modules: frozenset       # suites of modules that use devices: in each boot
+    once: frozenset          # suites of the other modules, and of the kernel: in one boot
     examples: tuple          # their cases, too
     drivers: frozenset       # the drivers of examples, which need a device: in one boot
 
 
 def wanted(repo):
     """The suites and cases of the repository."""
-    modules, built_in, examples, drivers = set(), set(), [], set()
-    for top, found in (("kunit", modules), ("drivers", modules), ("rust", built_in),
-                       ("patches", built_in)):
+    modules, once, examples, drivers = set(), set(), [], set()
+    for top, all_of_top in (("kunit", modules), ("drivers", modules), ("rust", once),
+                            ("patches", once)):
         for path in sorted((repo / top).rglob("*")):
+            found = once if is_of(path.relative_to(repo), WITHOUT_DEVICES) else all_of_top
             if path.suffix in (".rs", ".patch"):
                 found.update(RUST.findall(path.read_text()))
             if path.suffix in (".c", ".patch"):
@@ -51,7 +54,14 @@ def wanted(repo):
         for number, text in enumerate(blocks(path.read_text())):
             examples.append(EXAMPLE.format(f"{file}_rs", number))
             drivers.update(DRIVER.findall(text))
-    return Wanted(frozenset(modules), frozenset(built_in), tuple(examples), frozenset(drivers))
+    return Wanted(frozenset(modules), frozenset(once), tuple(examples), frozenset(drivers))
+
+
+def is_of(path, modules):
+    """Whether a file is one of some modules: of kunit/NAME.rs, or below its folder."""
+    top, name = (*path.parts, "")[:2]
+    return top == "kunit" and name.partition(".")[0].removesuffix("_kunit") in {
+        module.removesuffix("_kunit") for module in modules}
 
 
 def blocks(text):
@@ -103,7 +113,7 @@ def lost(cases, log, want):
     ran = {case for case, result, _ in cases if result != "skip"}
     suites = {case.partition(".")[0] for case in ran}
     return [*[Verdict(f"KUnit: {suite}", "fail", "the suite ran in no boot")
-              for suite in sorted(want.built_in - suites)],
+              for suite in sorted(want.once - suites)],
             *[Verdict(f"KUnit: {example}", "fail", "the example ran in no boot")
               for example in want.examples if example not in ran],
             *[Verdict(f"KUnit: {driver}", "fail", "the example found its device in no boot")

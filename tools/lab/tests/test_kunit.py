@@ -187,14 +187,22 @@ mod tests {}
                            drivers__y__zDOTrs="#[kunit_tests(of_a_driver)]\n",
                            patches__pDOTpatch="+#[kunit_tests(of_a_patch)]\n")
         self.assertEqual(want.modules, {"of_c", "of_a_driver"})
-        self.assertEqual(want.built_in, {"of_rust", "of_a_patch"})
+        self.assertEqual(want.once, {"of_rust", "of_a_patch"})
         self.assertEqual(want.examples, tuple(
             f"rust_doctests_kernel.rust_doctest_kernel_a_b_mod_rs_{n}" for n in (0, 1)))
         self.assertEqual(want.drivers, {"an_example"})
 
+    def test_those_without_devices_run_once(self):
+        want = self.wanted(kunit__queue_kunitDOTrs="#[kunit_tests(a)]\n",
+                           kunit__queue__xDOTrs="#[kunit_tests(b)]\n",
+                           kunit__vram__xDOTrs="#[kunit_tests(c)]\n")
+        self.assertEqual((want.modules, want.once), ({"c"}, {"a", "b"}))
+        modules = {path.stem for path in (pipeline.REPO / "kunit").iterdir()}
+        self.assertLessEqual(set(suites.WITHOUT_DEVICES), modules)
+
     def test_there_are_some_of_each_kind(self):
         want = suites.wanted(pipeline.REPO)
-        for kind in (want.modules, want.built_in, want.examples, want.drivers):
+        for kind in (want.modules, want.once, want.examples, want.drivers):
             self.assertTrue(kind)
 
     def test_what_ran_in_no_boot(self):
