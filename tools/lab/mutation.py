@@ -29,6 +29,8 @@ TEMPLATES = {"drivers/misc/mutant.c": "mutant.c", "include/linux/mutant.h": "mut
 PRELUDE = "#![allow(warnings, clippy::all)]"
 MAKEFILE = "drivers/misc/Makefile"
 CRATE = "rust/kernel/lib.rs"
+# The first character of a text that begins inside of an expression, with those before it.
+INSIDE = re.compile(r"(?:[\w.]|->)\w$")
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,10 @@ def position(text, mutation):
     line = text[text.rfind("\n", 0, at) + 1:at + 2].lstrip()
     if line.startswith(("//", "* ", "/*")):
         raise ValueError(f"{mutation.id}: `{mutation.old}` is in a comment of {mutation.file}")
+    # A condition would be put inside of the expression.
+    if not mutation.whole and INSIDE.search(text[max(at - 2, 0):at + 1]):
+        raise ValueError(f"{mutation.id}: `{mutation.old}` is only the end of an expression of "
+                         f"{mutation.file}")
     return at
 
 

@@ -79,6 +79,13 @@ class Rewriting(unittest.TestCase):
             with self.assertRaises(ValueError):
                 mutation.position(text, one(C, "f();", after="x"))
 
+    def test_a_condition_is_not_put_inside_of_an_expression(self):
+        for text in ("a.f();", "a->f();", "of();"):
+            with self.assertRaisesRegex(ValueError, "end of an expression"):
+                mutation.position(text, one(RUST, "f();"))
+        self.assertEqual(mutation.position("a.f();", one(RUST, "f();", whole="g(MUTANT);")), 2)
+        self.assertEqual(mutation.position("!f();", one(RUST, "f();")), 1)
+
     def test_comments_are_not_mutated(self):
         for line in ("// f();", "\t * f();", "/* f(); */", "    /// f();"):
             with self.assertRaisesRegex(ValueError, "comment"):
