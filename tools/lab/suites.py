@@ -3,6 +3,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import igt
 from igt import LOST, Verdict
@@ -58,10 +59,9 @@ def wanted(repo):
 
 
 def is_of(path, modules):
-    """Whether a file is one of some modules: of kunit/NAME.rs, or below its folder."""
+    """Whether a file is one of some modules: kunit/NAME_kunit.rs, or below kunit/NAME."""
     top, name = (*path.parts, "")[:2]
-    return top == "kunit" and name.partition(".")[0].removesuffix("_kunit") in {
-        module.removesuffix("_kunit") for module in modules}
+    return top == "kunit" and f"{Path(name).stem.removesuffix('_kunit')}_kunit" in modules
 
 
 def blocks(text):
