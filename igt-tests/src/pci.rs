@@ -31,7 +31,7 @@ fn write_file(path: &Path, text: &str) -> Result<(), SysError> {
 
 /// Hops between the ends of two routes. Each route starts with a PCI root, which is not a hop;
 /// routes of different roots meet in the host.
-fn hops(a: &[String], b: &[String]) -> i32 {
+pub fn hops(a: &[String], b: &[String]) -> i32 {
     let shared = a.iter().zip(b).take_while(|(x, y)| x == y).count().max(1);
     (a.len() + b.len() - 2 * shared) as i32
 }

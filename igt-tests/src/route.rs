@@ -8,8 +8,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::rc::Rc;
 
-use crate::pci::PciDevice;
+use crate::pci::{hops, PciDevice};
 use crate::uapi;
 use crate::uapi::{PeerAddress, PeerQuery};
 use crate::Stop;
@@ -43,20 +44,42 @@ fn acs_control(config: &[u8]) -> Option<u16> {
     None
 }
 
-/// The ports of a machine, each of which is read once: a read of all configuration space takes a
+/// What is known of a machine, each of which is read once: a read of all configuration space takes a
 /// thousand accesses.
 #[derive(Debug, Default)]
-pub struct Ports(BTreeMap<String, u16>);
+pub struct Machine {
+    /// The bits by which a port redirects.
+    ports: BTreeMap<String, u16>,
+    /// The hops from a PCI root down to a function.
+    routes: BTreeMap<String, Rc<Vec<String>>>,
+    /// Whether the processor forwards requests, and the host bridge otherwise.
+    host: Option<(bool, (u16, u16))>,
+}
 
-impl Ports {
+impl Machine {
+    fn route(&mut self, device: &PciDevice) -> Rc<Vec<String>> {
+        let known = self.routes.entry(device.name().to_string());
+        known.or_insert_with(|| Rc::new(device.route())).clone()
+    }
+
+    #[track_caller]
+    fn host(&mut self) -> Result<(bool, (u16, u16)), Stop> {
+        if self.host.is_none() {
+            let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+            let ids = PciDevice::named("0000:00:00.0").ids()?;
+            self.host = Some((forwards(&cpuinfo), ids));
+        }
+        Ok(self.host.unwrap_or_default())
+    }
+
     /// The bits by which a port redirects, 0 if it does not.
     #[track_caller]
     fn redirects(&mut self, port: &PciDevice) -> Result<u16, Stop> {
-        if let Some(bits) = self.0.get(port.name()) {
+        if let Some(bits) = self.ports.get(port.name()) {
             return Ok(*bits);
         }
         let bits = acs_control(&port.config()?).unwrap_or(0) & REDIRECT;
-        self.0.insert(port.name().to_string(), bits);
+        self.ports.insert(port.name().to_string(), bits);
         Ok(bits)
     }
 }
@@ -81,20 +104,24 @@ fn forwards(cpuinfo: &str) -> bool {
 /// Fails the subtest if sysfs lacks something.
 #[track_caller]
 pub fn explained(gpu: &PciDevice, importer: &PciDevice) -> Result<PeerQuery, Stop> {
-    explained_by(&mut Ports::default(), gpu, importer)
+    explained_by(&mut Machine::default(), gpu, importer)
 }
 
-/// As [`explained`], with what is known of the ports of the machine.
+/// As [`explained`], with what is known of the machine.
 #[track_caller]
 pub fn explained_by(
-    ports: &mut Ports,
+    machine: &mut Machine,
     gpu: &PciDevice,
     importer: &PciDevice,
 ) -> Result<PeerQuery, Stop> {
-    let (down, up) = (importer.route(), gpu.route());
-    let shared = up.iter().zip(&down).take_while(|(a, b)| a == b).count();
+    let (down, up) = (machine.route(importer), machine.route(gpu));
+    let shared = up
+        .iter()
+        .zip(down.iter())
+        .take_while(|(a, b)| a == b)
+        .count();
     let mut want = PeerQuery {
-        distance: gpu.distance(importer),
+        distance: hops(&up, &down),
         path: uapi::PATH_PEER_BUS,
         ..Default::default()
     };
@@ -105,7 +132,7 @@ pub fn explained_by(
         let way = up[shared - 1..].iter().rev();
         for name in way.chain(down[shared..].iter().rev()) {
             let port = PciDevice::named(name);
-            let bits = ports.redirects(&port)?;
+            let bits = machine.redirects(&port)?;
             if bits != 0 {
                 want.route |= uapi::ROUTE_ACS_REDIRECT;
                 want.redirect = port.address();
@@ -119,11 +146,12 @@ pub fn explained_by(
     }
     want.route |= uapi::ROUTE_HOST;
     want.path = uapi::PATH_PEER_HOST_BRIDGE;
-    if forwards(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()) {
+    let (forwards, host) = machine.host()?;
+    if forwards {
         want.route |= uapi::ROUTE_HOST_CPU;
         return Ok(want);
     }
-    (want.host_vendor, want.host_device) = PciDevice::named("0000:00:00.0").ids()?;
+    (want.host_vendor, want.host_device) = host;
     want.path = uapi::PATH_REFUSED;
     want.reason = uapi::REASON_NO_ROUTE;
     want.distance = -1;

@@ -702,7 +702,7 @@ fn mixed() -> Outcome {
     // A move of a device behind an IOMMU takes all steps.
     let wanted = match misc::soak() {
         1 if !gpu.pci.translated() => 50,
-        times => 2_500 * times,
+        times => 1_200 * times,
     };
     let mut turns = Turns::small(&gpu)?;
     let shared: Vec<_> = turns

@@ -25,7 +25,7 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::policy::importer_name;
 use vvram_tests::proc::Child;
-use vvram_tests::route::{explained_by, Ports};
+use vvram_tests::route::{explained_by, Machine};
 use vvram_tests::split::{Card, Module, Split};
 use vvram_tests::uapi::{self, PeerAddress, PeerAttachment, PeerQuery};
 use vvram_tests::user::{self, become_nobody};
@@ -101,16 +101,17 @@ type Pairs = BTreeMap<(String, String), Value>;
 /// The matrix of all functions, or of the devices.
 #[track_caller]
 fn matrix(arguments: &[&str], nobody: bool) -> Result<Pairs, Stop> {
-    let (status, topo) = json(&[&["topo"], arguments].concat(), nobody)?;
+    let (status, mut topo) = json(&[&["topo"], arguments].concat(), nobody)?;
     check_eq!(status, 0, "exit status of topo");
-    let pairs = all(&topo, "pairs").iter();
     let of = |pair: &Value| {
         (
             word(pair, "provider").to_string(),
             word(pair, "client").to_string(),
         )
     };
-    Ok(pairs.map(|pair| (of(pair), pair.clone())).collect())
+    let pairs = topo["pairs"].as_array_mut().map(std::mem::take);
+    let pairs = pairs.unwrap_or_default().into_iter();
+    Ok(pairs.map(|pair| (of(&pair), pair)).collect())
 }
 
 #[track_caller]
@@ -210,11 +211,11 @@ fn pairs() -> Outcome {
             asked += 1;
         }
     }
-    let mut ports = Ports::default();
+    let mut machine = Machine::default();
     for provider in &devices {
         for client in devices.iter().filter(|it| *it != provider) {
             let pair = pair(&pairs, provider, client)?;
-            let want = expected(&explained_by(&mut ports, provider, client)?);
+            let want = expected(&explained_by(&mut machine, provider, client)?);
             let which = format!("{} for {}", provider.name(), client.name());
             check_eq!(of_sysfs(pair), want, "the rules: {which}");
             *paths
