@@ -19,7 +19,9 @@ use crate::fuzz::arena;
 use crate::igt::say;
 use crate::map::{Map, PAGE};
 use crate::misc;
+use crate::pci::PciDevice;
 use crate::peer::{Mode, Peer};
+use crate::rebind::Unbinding;
 use crate::signals::open_files;
 use crate::userfault::Missing;
 use crate::{expect_errno, uapi, Outcome, Stop, SysError};
@@ -43,6 +45,8 @@ pub struct Scene<'a> {
     pub another: Option<&'a dyn Fn(Thing) -> Result<u64, SysError>>,
     /// Prepares a call, before each time that it is to succeed.
     pub prepare: Option<&'a dyn Fn(&Call) -> Outcome>,
+    /// What has to be possible while a call waits for memory of its process.
+    pub meanwhile: Option<&'a dyn Fn() -> Outcome>,
     /// What must be the same after refused calls.
     pub state: &'a dyn Fn() -> Result<Vec<u64>, Stop>,
     scratch: Map,
@@ -115,6 +119,7 @@ impl<'a> Scene<'a> {
             device: None,
             another: None,
             prepare: None,
+            meanwhile: None,
             state,
             scratch: Map::private(256 * PAGE)?,
             used: 0,
@@ -303,10 +308,7 @@ impl<'a> Scene<'a> {
         let Some(device) = self.device.filter(|_| call.argument.size > 0) else {
             return Ok(());
         };
-        if let Some(prepare) = self.prepare {
-            prepare(call)?;
-        }
-        let (mut bytes, _) = self.valid(call)?;
+        let (mut bytes, _) = self.prepared(call)?;
         let start = device.page_address(0);
         let mut at = start + 1024;
         for field in call.argument.fields {
@@ -335,10 +337,7 @@ impl<'a> Scene<'a> {
         if fields.is_empty() || fields.iter().any(makes) || written && kind != u64::from(b'd') {
             return Ok(());
         }
-        if let Some(prepare) = self.prepare {
-            prepare(call)?;
-        }
-        let (bytes, _) = self.valid(call)?;
+        let (bytes, _) = self.prepared(call)?;
         let page = Map::anonymous(PAGE)?;
         write(page.page_address(0), &bytes);
         page.protect(0..1, libc::PROT_READ)?;
@@ -349,44 +348,92 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// The argument is in a page that is supplied while the call waits for it.
+    /// The argument is in a page that is supplied while the call waits for it, and then each part of
+    /// the memory of the process to which it points. Another GPU can be unbound meanwhile.
     fn behind_userfault(&mut self, call: &Call) -> Outcome {
         if call.argument.size == 0 {
             return Ok(());
         }
+        let (bytes, _) = self.prepared(call)?;
+        let page = Map::private(PAGE)?;
+        self.waits(call, page.page_address(0), &page, &bytes)?;
+        for field in call.argument.fields {
+            let (len, is_read) = match field.kind {
+                Kind::Array { of, read, .. } => (of.size, read),
+                Kind::Bytes(_, read) => (8, read),
+                // Other calls do not access it.
+                Kind::Memory if call.request == uapi::VVRAM_SVM_EVICT => (PAGE, false),
+                _ => continue,
+            };
+            let (mut bytes, at) = self.prepared(call)?;
+            let content = match is_read {
+                true => read(field.get(&bytes), len),
+                false => Vec::new(),
+            };
+            let page = Map::private(PAGE)?;
+            field.set(&mut bytes, page.page_address(0));
+            write(at, &bytes);
+            self.waits(call, at, &page, &content)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Self::valid`], for a call that is to succeed.
+    fn prepared(&mut self, call: &Call) -> Result<(Vec<u8>, u64), Stop> {
         if let Some(prepare) = self.prepare {
             prepare(call)?;
         }
-        let (bytes, _) = self.valid(call)?;
-        let page = Map::private(PAGE)?;
-        let missing = Missing::new(&page, 0)?;
-        let at = page.page_address(0);
+        self.valid(call)
+    }
+
+    /// Makes a call that has to wait for a page, and supplies the page.
+    fn waits(&self, call: &Call, argument: u64, page: &Map, content: &[u8]) -> Outcome {
+        let missing = Missing::new(page, 0)?;
         let (fd, request, name) = (self.fd, call.request, call.name);
+        let is_argument = argument == page.page_address(0);
         let done = thread::scope(|scope| {
             let waiting = scope.spawn(move || {
-                // SAFETY: the argument is in the page, or what is supplied for it.
-                unsafe { ioctl_raw(fd, request, at, || format!("{name} behind userfaultfd")) }
+                // SAFETY: the argument is in the page, or what is supplied for it, or points to it.
+                unsafe {
+                    ioctl_raw(fd, request, argument, || {
+                        format!("{name} behind userfaultfd")
+                    })
+                }
             });
-            let supplied = missing.await_access().and_then(|()| {
-                let mut content = [0; PAGE];
-                content[..bytes.len()].copy_from_slice(&bytes);
-                Ok(missing.supply_bytes(&content)?)
-            });
-            // If nobody waits for the page any more, the call has ended.
-            (supplied, waiting.join())
+            let waited = missing
+                .await_access()
+                .and_then(|()| match self.meanwhile.filter(|_| !is_argument) {
+                    Some(meanwhile) => meanwhile(),
+                    None => Ok(()),
+                })
+                .map_err(|stop| Stop::fail(format_args!("{name} waits: {}", stop.text())));
+            let mut whole = [0; PAGE];
+            whole[..content.len()].copy_from_slice(content);
+            let supplied = missing.supply_bytes(&whole);
+            (waited, supplied, waiting.join())
         });
+        // A call that nobody lets go on cannot end, so the page is supplied in any case.
         done.0?;
-        let Ok(result) = done.1 else {
+        done.1?;
+        let Ok(result) = done.2 else {
             fail!("the thread has panicked")
         };
         let result = result?;
-        self.undo(&call.argument, &read(at, bytes.len()));
+        self.undo(&call.argument, &read(argument, call.argument.size));
         if call.opens {
             // SAFETY: the kernel made a new fd that nothing else owns.
             unsafe { libc::close(result) };
         }
         Ok(())
     }
+}
+
+/// Unbinds the driver of a GPU within two seconds, and binds it again. A call that waits for memory
+/// of its process must not hold up an unbind of another device.
+pub fn unbinds(gpu: &PciDevice) -> Outcome {
+    Unbinding::start(gpu)?
+        .finish(Duration::from_secs(2))?
+        .rebind()
 }
 
 /// Checks all calls of a kind of file.

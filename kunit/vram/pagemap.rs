@@ -13,6 +13,7 @@ use crate::{
         PAGE, //
     }, //
 };
+use core::ops::Range;
 use kernel::{
     bindings,
     device::{
@@ -237,13 +238,18 @@ impl Card {
 
     /// Moves pages of a process to the device.
     pub(crate) fn migrate(&self, memory: &Anonymous, first: usize, count: usize) -> Result {
-        self.with(|loaded| {
-            let start = memory.addr + first * PAGE as usize;
+        let start = memory.addr + first * PAGE as usize;
 
-            loaded
-                .pages
-                .migrate(memory.mm(), start..start + count * PAGE as usize)
-        })?
+        self.migrate_range(memory, start..start + count * PAGE as usize)
+    }
+
+    fn migrate_range(&self, memory: &Anonymous, range: Range<usize>) -> Result {
+        pagemap::migrate::<Svm>(
+            self.registration.device(),
+            |loaded| Some(&loaded.pages),
+            memory.mm(),
+            range,
+        )
     }
 
     /// As [`Self::migrate`], to `place` of VRAM.
@@ -623,15 +629,12 @@ mod tests {
             let memory = Anonymous::filled(4, 1)?;
             let at = memory.addr;
 
-            card.with(|loaded| {
-                let migrate = |range| loaded.pages.migrate(memory.mm(), range);
+            let migrate = |range| card.migrate_range(&memory, range);
 
-                check_eq!(migrate(at..at), Err(EINVAL));
-                check_eq!(migrate(at + 1..at + PAGE as usize), Err(EINVAL));
-                check_eq!(migrate(at..at + 1), Err(EINVAL));
-                check_eq!(migrate(0..PAGE as usize), Err(EFAULT));
-                Ok(())
-            })??;
+            check_eq!(migrate(at..at), Err(EINVAL));
+            check_eq!(migrate(at + 1..at + PAGE as usize), Err(EINVAL));
+            check_eq!(migrate(at..at + 1), Err(EINVAL));
+            check_eq!(migrate(0..PAGE as usize), Err(EFAULT));
             check_eq!(card.used()?, 0);
             check!(memory.all_hold(Some(1))?);
             Ok(())

@@ -59,7 +59,9 @@ TOOL_EVERYWHERE = ("p2p_agrees@attach", "p2p_agrees@pairs")
 # tool has to call the path unknown without privileges, and to agree with other drivers as well.
 REDIRECTED = "acs-pair"
 TOOL_REDIRECTED = ("p2p_agrees@nobody", "p2p_agrees@others")
-PAIR = ("pair_copy", "pair_hotplug", "pair_import")                             # two GPUs
+# With two GPUs: for each kind of address, and once.
+PAIR = ("pair_copy", "pair_hotplug", "pair_import")
+PAIR_ONCE = ("vvram_badinput",)
 # With modelled GPUs: those in which devices access each other, for each kind of address; those in
 # which a device accesses system memory, also behind an IOMMU, which finds pages that are not mapped;
 # and the others, once.
@@ -98,7 +100,7 @@ GPU_FAULTS_OWN = tuple(f"mgpu_faults@{operation}" for operation in (
     "vm", "bind", "exec", "evict", "moves", "release", "reset", "report", "unbind", "probe"))
 # Programs that have the same result on all machines.
 ONCE = ("edu_faults", "hmm_cases", "mem_fds", "mem_groups", "mem_process", "vvram_async",
-        "vvram_badinput", "vvram_compat", "vvram_copy", "vvram_create", "vvram_debugfs",
+        "vvram_compat", "vvram_copy", "vvram_create", "vvram_debugfs",
         "vvram_dmem", "vvram_exporter", "vvram_failures", "vvram_fdinfo", "vvram_holders",
         "vvram_import", "vvram_leaks", "vvram_limits", "vvram_lru", "vvram_mmap", "vvram_modules",
         "vvram_pairs", "vvram_params", "vvram_pm", "vvram_prime", "vvram_queue",
@@ -221,7 +223,7 @@ def soak():
               for topology in topologies.TOPOLOGIES[:3]],
             *[igt(f"soak-{topology.name}", topology, KINDS)
               for topology in topologies.TOPOLOGIES[3:] if not of_kinds(topology)],
-            *[igt(f"soak-{topology.name}", topology, PAIR, VVRAM_SOAK=SOAK)
+            *[igt(f"soak-{topology.name}", topology, on_pair(topology), VVRAM_SOAK=SOAK)
               for topology in topologies.PAIRS],
             *once("soak", VVRAM_SOAK=SOAK),
             *[igt(f"soak-scramble-{topology.name}", variant("scramble", topology), SCRAMBLED_SOAK)
@@ -251,10 +253,15 @@ def own():
             igt("check-tracked", disk("tracked"), DISK_BOUNCED),
             igt("check-scramble", disk("scramble"), (*SCRAMBLED, *DISK_SCRAMBLED)),
             igt("check-stuck", disk("stuck"), DISK_STUCK),
-            *[igt(f"check-{topology.name}", topology, (*PAIR, *TOOL_EVERYWHERE))
+            *[igt(f"check-{topology.name}", topology, (*on_pair(topology), *TOOL_EVERYWHERE))
               for topology in topologies.PAIRS if of_kinds(topology)],
             *[dataclasses.replace(igt(f"check-original-{name}", topologies.find(name), ORIGINAL),
                                   original=True) for name in ORIGINAL_ON]]
+
+
+def on_pair(topology):
+    """The programs with two GPUs for a machine."""
+    return (*PAIR, *(PAIR_ONCE if topology == topologies.PAIRS[0] else ()))
 
 
 def on_disk(topology):

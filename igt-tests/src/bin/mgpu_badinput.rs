@@ -2,12 +2,13 @@
 
 //! Arguments that no caller should give, for each ioctl of mgpu.
 
-use vvram_tests::badinput::{check_all, Gpu};
+use vvram_tests::badinput::{check_all, unbinds, Gpu};
 use vvram_tests::compute::{self, Vm, VmBind};
 use vvram_tests::describe::{Call, File, Thing};
 use vvram_tests::drm::EITHER;
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::Mgpu;
+use vvram_tests::pci::PciDevice;
 use vvram_tests::{heap, igt_main, uapi, Outcome};
 
 fn gpu() -> Outcome {
@@ -40,6 +41,8 @@ fn gpu() -> Outcome {
     let mut scene = gpu.scene(&state)?;
     scene.prepare = Some(&prepare);
     scene.another = Some(&another);
+    let other_gpu = || unbinds(&PciDevice::vvram()?);
+    scene.meanwhile = Some(&other_gpu);
     scene.handles[Thing::Vm as usize] = (vm.number().into(), u64::from(vm.number()) + 1);
     let is_info = |call: &Call| call.request == uapi::VVRAM_GEM_IMPORT_INFO;
     check_all(&mut scene, File::Mgpu, |call| !is_info(call))?;

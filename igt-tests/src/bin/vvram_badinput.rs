@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Arguments that no caller should give, for each ioctl of [`vvram_tests::describe`] that needs no
-//! modelled GPU.
+//! modelled GPU. There is a second GPU, which can be unbound while a call waits.
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;
-use vvram_tests::badinput::{check_all, nothing, wrong, Gpu, Scene, FOREIGN};
+use vvram_tests::badinput::{check_all, nothing, unbinds, wrong, Gpu, Scene, FOREIGN};
 use vvram_tests::bar_export::Exporter;
 use vvram_tests::describe::{Call, File, Thing};
 use vvram_tests::drm::{ioctl_raw, Drm, EITHER};
@@ -13,10 +13,18 @@ use vvram_tests::edu;
 use vvram_tests::fixture::{share, Expect};
 use vvram_tests::heap;
 use vvram_tests::map::{Map, PAGE};
+use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::split::{Card, Module, Split};
 use vvram_tests::uapi;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
+
+/// Unbinds the second GPU.
+fn other_gpu() -> Outcome {
+    let all = PciDevice::vvrams();
+    check_eq!(all.len(), 2, "GPUs");
+    unbinds(&all[1])
+}
 
 fn gpu() -> Outcome {
     let drm = Drm::open()?;
@@ -44,6 +52,7 @@ fn gpu() -> Outcome {
     let mut scene = gpu.scene(&state)?;
     scene.prepare = Some(&prepare);
     scene.another = Some(&another);
+    scene.meanwhile = Some(&other_gpu);
     let is_info = |call: &Call| call.request == uapi::VVRAM_GEM_IMPORT_INFO;
     check_all(&mut scene, File::Vvram, |call| !is_info(call))?;
     scene.handles[Thing::Gem as usize].0 = import.handle().into();
@@ -52,7 +61,7 @@ fn gpu() -> Outcome {
 
 fn avram() -> Outcome {
     let module = Module::load()?;
-    let split = Split::new(&module, &vvram_tests::pci::PciDevice::vvram()?)?;
+    let split = Split::new(&module, &PciDevice::vvram()?)?;
     let (card, other) = (Card::open(split.gpu())?, Card::open(split.gpu())?);
     let handle = card.create(4 * PAGE as u64)?;
     for _ in 0..FOREIGN {
@@ -71,6 +80,7 @@ fn avram() -> Outcome {
     scene.handles[Thing::Gem as usize] = (handle.into(), FOREIGN);
     scene.files = vec![(File::Buffer, buffer.fd()), wrong(&null)];
     scene.another = Some(&another);
+    scene.meanwhile = Some(&other_gpu);
     check_all(&mut scene, File::Avram, |_| true)?;
     drop((card, other, buffer, peer));
     split.undo()
@@ -112,6 +122,7 @@ fn peer() -> Outcome {
     scene.files = vec![(File::Buffer, buffer.fd()), wrong(&null)];
     scene.device = Some(&map);
     scene.prepare = Some(&prepare);
+    scene.meanwhile = Some(&other_gpu);
     check_all(&mut scene, File::Peer, |_| true)
 }
 
@@ -119,11 +130,9 @@ fn bar_export() -> Outcome {
     let exporter = Exporter::new()?;
     let file = exporter.open()?;
     let state = || Ok(Vec::new());
-    check_all(
-        &mut Scene::new(file.as_raw_fd(), &state)?,
-        File::Bar,
-        |_| true,
-    )
+    let mut scene = Scene::new(file.as_raw_fd(), &state)?;
+    scene.meanwhile = Some(&other_gpu);
+    check_all(&mut scene, File::Bar, |_| true)
 }
 
 fn buffers() -> Outcome {

@@ -240,8 +240,8 @@ class Settings(unittest.TestCase):
 class Plan(unittest.TestCase):
     def test_each_program_is_in_the_table_once(self):
         programs = {path.stem for path in (pipeline.REPO / "igt-tests/src/bin").glob("*_*.rs")}
-        table = [*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.TOOL, *plan.PAIR, *plan.RDMA,
-                 *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.DISK_KINDS, *plan.DISK_ONCE,
+        table = [*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.TOOL, *plan.PAIR,
+                 *plan.PAIR_ONCE, *plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.DISK_KINDS, *plan.DISK_ONCE,
                  *plan.DISK_BOUNCED, *plan.DISK_STUCK, *plan.GPU_KINDS,
                  *plan.GPU_ONCE, *plan.GPU_LARGE, *plan.GPU_FAULTS, *plan.FUZZ]
         table += set(plan.BOUNCED) - set(table)
@@ -251,7 +251,7 @@ class Plan(unittest.TestCase):
         named = {test for boot in plan.check() if boot.job == "igt"
                  for test in boot.settings["LAB_TESTS"].split(",")}
         for program in (*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.TOOL, *plan.PAIR,
-                        *plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.GENERIC, *plan.BOUNCED,
+                        *plan.PAIR_ONCE, *plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.GENERIC, *plan.BOUNCED,
                         *plan.DISK_KINDS, *plan.DISK_ONCE, *plan.DISK_BOUNCED,
                         *plan.DISK_STUCK, *plan.GPU_KINDS,
                         *plan.GPU_ONCE, *plan.GPU_FAULTS_OWN):

@@ -182,7 +182,7 @@ class List(unittest.TestCase):
                     for path in (pipeline.REPO / "igt-tests/src/bin").glob("*.rs")}
         ran = {"": {*plan.EVERYWHERE, *plan.TOOL, *plan.KINDS, *plan.ONCE}, "bounce": plan.BOUNCED,
                "scramble": {test.partition("@")[0] for test in plan.SCRAMBLED},
-               "pair": plan.PAIR, "rdma": {*plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE},
+               "pair": (*plan.PAIR, *plan.PAIR_ONCE), "rdma": {*plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE},
                "disk": {*plan.DISK_KINDS, *plan.DISK_ONCE, *plan.DISK_STUCK},
                "gpu": {*plan.GPU_KINDS, *plan.GPU_ONCE, *plan.GPU_FAULTS}}
         for m in self.mutations:

@@ -125,9 +125,16 @@ impl drm::Driver for Driver {
             AVRAM_PEER_ATTACHMENTS,
             drm_peer_attachments,
             ioctl::RENDER_ALLOW,
-            peer::ioctl::attachments::<BoData>
+            peer::ioctl::attachments::<BoData>,
+            Ioctl
         ),
-        (AVRAM_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
+        (
+            AVRAM_PEER_QUERY,
+            drm_peer_query,
+            ioctl::RENDER_ALLOW,
+            peer::ioctl::query::<BoData>,
+            Ioctl
+        ),
     }
 }
 

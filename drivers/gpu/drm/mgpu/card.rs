@@ -227,7 +227,8 @@ impl drm::Driver for Driver {
             MGPU_PEER_ATTACHMENTS,
             drm_peer_attachments,
             ioctl::RENDER_ALLOW,
-            peer::ioctl::attachments::<BoData>
+            peer::ioctl::attachments::<BoData>,
+            Ioctl
         ),
         (MGPU_GEM_INFO, drm_mgpu_gem_info, ioctl::RENDER_ALLOW, File::gem_info),
         (
@@ -244,7 +245,13 @@ impl drm::Driver for Driver {
             copy::gem_copy,
             Ioctl
         ),
-        (MGPU_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
+        (
+            MGPU_PEER_QUERY,
+            drm_peer_query,
+            ioctl::RENDER_ALLOW,
+            peer::ioctl::query::<BoData>,
+            Ioctl
+        ),
         (MGPU_VM_CREATE, drm_mgpu_vm_create, ioctl::RENDER_ALLOW, bind::vm_create),
         (MGPU_VM_DESTROY, drm_mgpu_vm_destroy, ioctl::RENDER_ALLOW, bind::vm_destroy),
         (MGPU_VM_BIND, drm_mgpu_vm_bind, ioctl::RENDER_ALLOW, bind::vm_bind, Ioctl),

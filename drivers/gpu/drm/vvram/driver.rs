@@ -433,7 +433,8 @@ impl drm::Driver for VvramDriver {
             VVRAM_GEM_ATTACHMENTS,
             drm_peer_attachments,
             ioctl::RENDER_ALLOW,
-            peer::ioctl::attachments::<BoData>
+            peer::ioctl::attachments::<BoData>,
+            Ioctl
         ),
         (VVRAM_GEM_INFO, drm_vvram_gem_info, ioctl::RENDER_ALLOW, File::gem_info),
         (
@@ -450,10 +451,16 @@ impl drm::Driver for VvramDriver {
             copy::gem_copy,
             Ioctl
         ),
-        (VVRAM_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
+        (
+            VVRAM_PEER_QUERY,
+            drm_peer_query,
+            ioctl::RENDER_ALLOW,
+            peer::ioctl::query::<BoData>,
+            Ioctl
+        ),
         (VVRAM_VM_BIND, drm_vvram_vm_bind, ioctl::RENDER_ALLOW, vm::bind, Ioctl),
         (VVRAM_VM_READ, drm_vvram_vm_read, ioctl::RENDER_ALLOW, vm::read, Ioctl),
-        (VVRAM_SVM_MIGRATE, drm_vvram_svm_range, ioctl::RENDER_ALLOW, svm::migrate),
-        (VVRAM_SVM_EVICT, drm_vvram_svm_range, ioctl::RENDER_ALLOW, svm::evict),
+        (VVRAM_SVM_MIGRATE, drm_vvram_svm_range, ioctl::RENDER_ALLOW, svm::migrate, Ioctl),
+        (VVRAM_SVM_EVICT, drm_vvram_svm_range, ioctl::RENDER_ALLOW, svm::evict, Ioctl),
     }
 }

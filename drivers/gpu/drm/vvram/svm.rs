@@ -20,7 +20,7 @@ use kernel::{
             Allocation,
             Allocator, //
         },
-        Registered, //
+        Ioctl, //
     },
     page::PAGE_SIZE,
     pci::p2pdma::BarPages,
@@ -35,7 +35,6 @@ use kernel::{
 
 use crate::{
     driver::{
-        BoundData,
         VvramDevice,
         VvramDriver, //
     },
@@ -120,28 +119,32 @@ fn range_of(args: &uapi::drm_vvram_svm_range) -> Result<core::ops::Range<usize>>
 
 /// `DRM_IOCTL_VVRAM_SVM_MIGRATE`
 pub(crate) fn migrate(
-    _dev: &VvramDevice<Registered>,
-    bound: &BoundData<'_>,
+    dev: &VvramDevice<Ioctl>,
     args: &mut uapi::drm_vvram_svm_range,
     _file: &drm::File<File>,
 ) -> Result<u32> {
     let range = range_of(args)?;
 
-    let svm = bound.svm.as_ref().ok_or(EOPNOTSUPP)?;
-
-    svm.migrate(current!().mm().ok_or(EFAULT)?, range)?;
+    pagemap::migrate::<Svm>(
+        dev,
+        |bound| bound.svm.as_deref(),
+        current!().mm().ok_or(EFAULT)?,
+        range,
+    )?;
     Ok(0)
 }
 
 /// `DRM_IOCTL_VVRAM_SVM_EVICT`
 pub(crate) fn evict(
-    _dev: &VvramDevice<Registered>,
-    _bound: &BoundData<'_>,
+    dev: &VvramDevice<Ioctl>,
     args: &mut uapi::drm_vvram_svm_range,
     _file: &drm::File<File>,
 ) -> Result<u32> {
+    let range = range_of(args)?;
+
+    drop(dev.registration_guard().ok_or(ENODEV)?);
     // A read by the CPU moves a page to system memory, because the CPU cannot access it in VRAM.
-    for at in range_of(args)?.step_by(PAGE_SIZE) {
+    for at in range.step_by(PAGE_SIZE) {
         UserSlice::new(UserPtr::from_addr(at), 1)
             .reader()
             .read::<u8>()?;

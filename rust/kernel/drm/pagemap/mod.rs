@@ -3,7 +3,7 @@
 //! Memory of a device that takes the place of memory of a process.
 //!
 //! A driver with a [`Registration`] moves pieces of the anonymous memory of a process to the memory
-//! of its device, by [`PageMap::migrate`]. The process keeps its addresses; the entries of its page
+//! of its device, by [`migrate()`]. The process keeps its addresses; the entries of its page
 //! table name device-private pages. An access by the CPU faults, and moves the piece back. A driver
 //! that needs the memory moves pieces back by [`PageMap::evict`], and dropping the registration
 //! moves everything back.
@@ -165,6 +165,9 @@ use core::{
     slice, //
 };
 
+/// The registration data of the DRM driver of `T`.
+type RegistrationData<'a, T> = <<T as Driver>::Drm as drm::Driver>::RegistrationData<'a>;
+
 /// How many attempts to allocate a chunk are made before smaller ones are tried.
 const ATTEMPTS: usize = 3;
 
@@ -243,6 +246,107 @@ pub trait Driver: Sized + Send + Sync + 'static {
     fn copy_to_ram(data: &Self::Data<'_>, segments: Segments<'_>) -> Result;
 }
 
+/// Moves the memory of a process at the addresses `range`, which consists of whole pages, to the
+/// device `drm`.
+///
+/// `of` returns the value of the device, and is called for each piece: the call takes the
+/// `mmap_lock` of the process, under which a fault may wait for userspace, and an unplug of any
+/// device waits for the sections that are in use. So it enters the section after it has the lock,
+/// and the caller must not be in one.
+///
+/// Memory that the process has not accessed yet becomes zero there. The memory may move back at any
+/// time, by an access of the CPU or an eviction: a caller that needs it on the device has to check
+/// again. May sleep; the caller must not hold the `mmap_lock` of a process.
+///
+/// # Errors
+///
+/// A part may have been moved when this fails.
+///
+/// - `EINVAL` if `range` does not consist of whole pages, or is empty.
+/// - `EOPNOTSUPP` if `of` returns [`None`].
+/// - `EFAULT` if the process has no memory there, or has exited.
+/// - `EBUSY` if some of it cannot move: it is not private anonymous memory, swapped out, in use by a
+///   device, or would exceed the limit of its cgroup. The rest is moved.
+/// - `ENOSPC` if there is no more room: all of the memory of the device is used by memory that this
+///   call has moved, or that cannot be moved away.
+/// - `ENODEV` if the device is not registered any more.
+/// - `EINTR` if the task is killed.
+/// - `EIO` if system memory cannot be mapped for the device.
+/// - `ENOMEM` if memory runs out, and the errors of [`Driver::alloc`], [`Driver::make_room`],
+///   [`Driver::copy_to_dev`] and [`RuntimeGuard::new`].
+pub fn migrate<T: Driver>(
+    drm: &drm::Device<T::Drm>,
+    of: impl for<'a> Fn(&'a RegistrationData<'a, T>) -> Option<&'a PageMap<T>>,
+    mm: &Mm,
+    range: Range<usize>,
+) -> Result {
+    let Range { mut start, end } = range;
+    let mut result = Ok(());
+
+    if start >= end || (start | end) % PAGE_SIZE != 0 {
+        return Err(EINVAL);
+    }
+    let (_runtime_guard, since) = with_data::<T, _>(drm, |data| {
+        let since = of(data).ok_or(EOPNOTSUPP)?.base.now();
+        // SAFETY: The DRM device is valid, and keeps its DMA device.
+        let guard = RuntimeGuard::new(unsafe { dma_device(drm.as_raw()) })?;
+
+        Ok((guard, since))
+    })?;
+
+    while start < end {
+        // At most a chunk at a time, so that other tasks get the `mmap_lock`.
+        let next = start
+            .checked_add(1)
+            .and_then(|at| at.checked_next_multiple_of(chunk::LARGEST))
+            .unwrap_or(end)
+            .min(end);
+
+        let users = mm.mmget_not_zero().ok_or(EFAULT)?;
+        let lock = users.mmap_read_lock_killable()?;
+        // SAFETY: The `mmap_lock` is held.
+        let (limit, can_move) = unsafe { Base::area(users.as_raw(), start) }?;
+        if !can_move {
+            // All of the area is left out at once: it may be as large as the address space.
+            drop(lock);
+            result = Err(EBUSY);
+            start = limit;
+            continue;
+        }
+        let moved = with_data::<T, _>(drm, |data| {
+            let pages = of(data).ok_or(EOPNOTSUPP)?;
+
+            // SAFETY: The `mmap_lock` is held.
+            unsafe { pages.populate(users.as_raw(), start, next, since) }
+        });
+
+        drop(lock);
+        // SAFETY: The current task is valid.
+        if unsafe { bindings::fatal_signal_pending(bindings::get_current()) } != 0 {
+            return Err(EINTR);
+        }
+        match moved {
+            Err(EBUSY) => result = Err(EBUSY),
+            other => other?,
+        }
+        start = next;
+    }
+    result
+}
+
+/// Calls `f` with the registration data of a device.
+///
+/// # Errors
+///
+/// `ENODEV` if the device is not registered, and what `f` returns.
+fn with_data<T: Driver, R>(
+    drm: &drm::Device<T::Drm>,
+    f: impl for<'a> FnOnce(&'a RegistrationData<'a, T>) -> Result<R>,
+) -> Result<R> {
+    // SAFETY: The device is valid, and of `T::Drm`.
+    unsafe { while_registered::<T::Drm, _>(drm.as_raw(), f) }
+}
+
 /// The memory of a device that takes the place of memory of processes.
 ///
 /// # Invariants
@@ -309,66 +413,6 @@ impl<T: Driver> PageMap<T> {
             bar,
             data <- data,
         }? Error))
-    }
-
-    /// Moves the memory of a process at the addresses `range`, which consists of whole pages, to
-    /// the device.
-    ///
-    /// Memory that the process has not accessed yet becomes zero there. The memory may move back at
-    /// any time, by an access of the CPU or an eviction: a caller that needs it on the device has
-    /// to check again. May sleep; the caller must not hold the `mmap_lock` of a process.
-    ///
-    /// # Errors
-    ///
-    /// A part may have been moved when this fails.
-    ///
-    /// - `EINVAL` if `range` does not consist of whole pages, or is empty.
-    /// - `EFAULT` if the process has no memory there, or has exited.
-    /// - `EBUSY` if some of it cannot move: it is not private anonymous memory, swapped out, in use
-    ///   by a device, or would exceed the limit of its cgroup. The rest is moved.
-    /// - `ENOSPC` if there is no more room: all of the memory of the device is used by memory that
-    ///   this call has moved, or that cannot be moved away.
-    /// - `ENODEV` if the device is not registered any more.
-    /// - `EINTR` if the task is killed.
-    /// - `EIO` if system memory cannot be mapped for the device.
-    /// - `ENOMEM` if memory runs out, and the errors of [`Driver::alloc`], [`Driver::make_room`],
-    ///   [`Driver::copy_to_dev`] and [`RuntimeGuard::new`].
-    pub fn migrate(&self, mm: &Mm, range: Range<usize>) -> Result {
-        let Range { mut start, end } = range;
-        let mut result = Ok(());
-
-        if start >= end || (start | end) % PAGE_SIZE != 0 {
-            return Err(EINVAL);
-        }
-        // SAFETY: The DRM device is valid, and keeps its DMA device.
-        let _runtime_guard = RuntimeGuard::new(unsafe { dma_device((*self.as_raw()).drm) })?;
-        let since = self.base.now();
-
-        while start < end {
-            // At most a chunk at a time, so that other tasks get the `mmap_lock`.
-            let next = start
-                .checked_add(1)
-                .and_then(|at| at.checked_next_multiple_of(chunk::LARGEST))
-                .unwrap_or(end)
-                .min(end);
-
-            let users = mm.mmget_not_zero().ok_or(EFAULT)?;
-            let lock = users.mmap_read_lock();
-            // SAFETY: The `mmap_lock` is held.
-            let moved = unsafe { self.populate_registered(users.as_raw(), start, next, since) };
-
-            drop(lock);
-            // SAFETY: The current task is valid.
-            if unsafe { bindings::fatal_signal_pending(bindings::get_current()) } != 0 {
-                return Err(EINTR);
-            }
-            match moved {
-                Err(EBUSY) => result = Err(EBUSY),
-                other => other?,
-            }
-            start = next;
-        }
-        result
     }
 
     /// Moves the chunk at `offset` of the memory of the device back to the processes that have it.
@@ -447,26 +491,6 @@ impl<T: Driver> PageMap<T> {
     fn drm(&self) -> &drm::Device<T::Drm> {
         // SAFETY: By the type invariant of `Base` the device is valid, and of `T::Drm`.
         unsafe { drm::Device::from_raw((*self.base.as_raw()).drm) }
-    }
-
-    /// As [`Self::populate`], while the device is registered.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Self::populate`].
-    unsafe fn populate_registered(
-        &self,
-        mm: *mut bindings::mm_struct,
-        start: usize,
-        end: usize,
-        since: u64,
-    ) -> Result {
-        // SAFETY: The device is valid, and of `T::Drm`. The rest is as the caller promises.
-        unsafe {
-            while_registered::<T::Drm, _>((*self.base.as_raw()).drm, |_| {
-                self.populate(mm, start, end, since)
-            })
-        }
     }
 
     /// Makes room for `size` bytes. Returns false if there is nothing that could be evicted: chunks
@@ -581,8 +605,10 @@ impl<T: Driver> PageMap<T> {
     ) -> c_int {
         // SAFETY: The structure belongs to a value, which is valid.
         let this = unsafe { Self::from_base(Base::from_raw(dpagemap)) };
-        // SAFETY: The `mmap_lock` is held.
-        let result = unsafe { this.populate_registered(mm, start, end, this.base.now()) };
+        let result = with_data::<T, _>(this.drm(), |_| {
+            // SAFETY: The `mmap_lock` is held.
+            unsafe { this.populate(mm, start, end, this.base.now()) }
+        });
 
         from_result(|| result.map(|()| 0))
     }

@@ -7,8 +7,14 @@
 //!
 //! ```ignore
 //! kernel::declare_drm_ioctls! {
-//!     (FOO_ATTACHMENTS, drm_peer_attachments, ioctl::RENDER_ALLOW, peer::ioctl::attachments::<Bo>),
-//!     (FOO_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<Bo>),
+//!     (
+//!         FOO_ATTACHMENTS,
+//!         drm_peer_attachments,
+//!         ioctl::RENDER_ALLOW,
+//!         peer::ioctl::attachments::<Bo>,
+//!         Ioctl
+//!     ),
+//!     (FOO_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<Bo>, Ioctl),
 //! }
 //! ```
 //!
@@ -35,7 +41,7 @@ use crate::{
             DriverObject, //
         },
         vram::dma_device,
-        Registered, //
+        Ioctl, //
     },
     pci::{
         self,
@@ -60,7 +66,6 @@ use crate::{
 
 type DriverOf<T> = <T as DriverObject>::Driver;
 type FileOf<T> = <DriverOf<T> as drm::Driver>::File;
-type DataOf<'a, T> = <DriverOf<T> as drm::Driver>::RegistrationData<'a>;
 
 /// The size of a record in bytes.
 const RECORD: usize = size_of::<uapi::drm_peer_attachment>();
@@ -162,8 +167,7 @@ fn write_records(
 ///
 /// See the header.
 pub fn attachments<T: PeerObject>(
-    _dev: &drm::Device<DriverOf<T>, Registered>,
-    _reg: &DataOf<'_, T>,
+    dev: &drm::Device<DriverOf<T>, Ioctl>,
     args: &mut uapi::drm_peer_attachments,
     file: &drm::File<FileOf<T>>,
 ) -> Result<u32>
@@ -176,11 +180,16 @@ where
         _ => entry_size(args.entry_size)?,
     };
 
-    let obj = Object::<T>::lookup_handle(file, args.handle)?;
-    // The other importers of an imported buffer are known to its exporter only.
-    check(obj.imported().is_none())?;
-    let (list, inode) = listing::<T>(&*obj)?;
+    let (list, inode) = {
+        let _guard = dev.registration_guard().ok_or(ENODEV)?;
+        let obj = Object::<T>::lookup_handle(file, args.handle)?;
 
+        // The other importers of an imported buffer are known to its exporter only.
+        check(obj.imported().is_none())?;
+        listing::<T>(&*obj)?
+    };
+
+    // An unplug of any device waits for the section, and a page fault may wait for userspace.
     write_records(&list, entry, args)?;
     args.inode = inode;
     Ok(0)
@@ -298,8 +307,7 @@ pub fn explain(decision: &Decision, args: &mut uapi::drm_peer_query) {
 ///
 /// See the header.
 pub fn query<T: PeerObject>(
-    dev: &drm::Device<DriverOf<T>, Registered>,
-    _reg: &DataOf<'_, T>,
+    dev: &drm::Device<DriverOf<T>, Ioctl>,
     args: &mut uapi::drm_peer_query,
     file: &drm::File<FileOf<T>>,
 ) -> Result<u32>
@@ -314,6 +322,7 @@ where
     check(args.acs == 0 && args.host_vendor == 0 && args.host_device == 0)?;
     let class = Class::new(args.flags)?;
 
+    let guard = dev.registration_guard().ok_or(ENODEV)?;
     let obj = match args.handle {
         0 => None,
         handle => Some(Object::<T>::lookup_handle(file, handle)?),
@@ -327,10 +336,6 @@ where
     .ok_or(ENXIO)?;
     let importer = Importer::new((*client).as_ref(), class);
 
-    // SAFETY: The device is valid, and was registered.
-    let again: &drm::Device<DriverOf<T>, drm::Ioctl> =
-        unsafe { drm::Device::from_raw(dev.as_raw()) };
-    let guard = again.registration_guard().ok_or(ENODEV)?;
     let Answer {
         outcome,
         distance,
