@@ -79,6 +79,7 @@ mod tests {
             }, //
         },
         faux,
+        module::this_module,
         new_mutex,
         pci,
         prelude::*,
@@ -783,9 +784,23 @@ mod tests {
             let _signal = Signal::new();
             let dev: &Device<Bound> = pdev.as_ref();
 
-            check_eq!(dev.with_bound(|_| Ok(())), Err(ERESTARTSYS));
+            let own = this_module::<crate::LocalModule>();
+            check_eq!(dev.with_bound(own, |_| Ok(())), Err(ERESTARTSYS));
             Ok(())
         })
+    }
+
+    /// A module gets no bound device of the driver of another one, which may stay bound when the
+    /// module is gone.
+    #[test]
+    fn devices_of_others_are_not_lent() -> Result {
+        let faux = faux::Registration::new(c"vram_kunit_other", None)?;
+        let other: &faux::Device<Bound> = faux.as_ref();
+        let dev: &Device = other.as_ref();
+        let own = this_module::<crate::LocalModule>();
+
+        check_eq!(dev.with_bound(own, |_| Ok(())), Err(ENODEV));
+        Ok(())
     }
 
     #[test]

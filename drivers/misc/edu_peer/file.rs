@@ -5,12 +5,17 @@
 //! C header: [`include/uapi/misc/edu_peer.h`](srctree/include/uapi/misc/edu_peer.h)
 
 use kernel::{
+    device::{
+        Bound,
+        Device, //
+    },
     dma_buf::DmaBuf,
     fs::File,
     miscdevice::{
         MiscDevice,
         MiscDeviceRegistration, //
     },
+    module::this_module,
     new_mutex,
     prelude::*,
     sync::{
@@ -107,6 +112,22 @@ impl MiscDevice for PeerFile {
 }
 
 impl PeerFile {
+    /// Calls `f` with the device, which stays bound to this driver meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the device is not bound any more.
+    /// - Those of [`Device::with_bound`], and what `f` returns.
+    fn with_bound<R>(&self, f: impl FnOnce(&Device<Bound>) -> Result<R>) -> Result<R> {
+        let dev: &Device = self.edu.pdev().as_ref();
+
+        dev.with_bound(this_module::<crate::LocalModule>(), |dev| {
+            // The device may be bound again, but this file belongs to the old binding.
+            self.edu.check_bound()?;
+            f(dev)
+        })
+    }
+
     /// Calls `f` with the attachment.
     ///
     /// # Errors
@@ -157,11 +178,7 @@ impl PeerFile {
             return Err(EBUSY);
         }
 
-        let client = self.edu.pdev().as_ref().with_bound(|dev| {
-            // The device may be bound again, but this file belongs to the old binding.
-            self.edu.check_bound()?;
-            Client::new(mode, buf, dev)
-        })?;
+        let client = self.with_bound(|dev| Client::new(mode, buf, dev))?;
 
         // Before the attachment is stored, so that there is none if the result cannot be written.
         let mut writer = writer::<uapi::edu_peer_attach>(arg);
@@ -444,11 +461,7 @@ impl PeerFile {
             return Err(EBUSY);
         }
 
-        let memory = self.edu.pdev().as_ref().with_bound(|dev| {
-            // The device may be bound again, but this file belongs to the old binding.
-            self.edu.check_bound()?;
-            Memory::of_caller(dev, start..end)
-        })?;
+        let memory = self.with_bound(|dev| Memory::of_caller(dev, start..end))?;
         *slot = Some(Arc::new(memory, GFP_KERNEL)?);
         Ok(())
     }

@@ -676,7 +676,7 @@ impl<E: Exporter> ExportsHandle<E> {
     /// - `ERESTARTSYS` if a signal arrived while it waited for the device lock.
     /// - `ENODEV` if the driver was unbound, and what `f` returns.
     pub fn with<R>(&self, f: impl FnOnce(&Exports<'_, E>) -> Result<R>) -> Result<R> {
-        self.0._devres.device().with_bound(|_bound| {
+        self.0._devres.device().with_bound_by_any(|_bound| {
             // The device may be bound again, but the list belongs to the binding before.
             if self.0.registry.closed.load(Relaxed) {
                 return Err(ENODEV);

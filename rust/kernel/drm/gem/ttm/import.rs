@@ -68,7 +68,7 @@ pub(super) unsafe extern "C" fn fd_to_handle_callback(
     let importer = unsafe { dma_device(dev) };
 
     from_result(|| {
-        importer.with_bound(|_| {
+        importer.with_bound_by_any(|_| {
             // SAFETY: As promised by the caller.
             to_result(unsafe { bindings::drm_gem_prime_fd_to_handle(dev, file, fd, handle) })?;
             Ok(0)
