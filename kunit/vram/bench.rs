@@ -902,15 +902,26 @@ fn raw_device(dev: &device::Device) -> *mut bindings::device {
         .cast_mut()
 }
 
+fn raw_pci(pdev: &pci::Device) -> *mut bindings::pci_dev {
+    // SAFETY: The device is a PCI device.
+    unsafe { kernel::container_of!(raw_device(pdev.as_ref()), bindings::pci_dev, dev) }
+}
+
+/// Lets a device refuse new mappings of its memory, as it does while it is reset, or permit them.
+pub(crate) fn refuse(pdev: &pci::Device<device::Bound>, is_refused: bool) {
+    // SAFETY: The device is valid, and its driver, which has the memory, is bound.
+    unsafe { bindings::pci_p2pdma_refuse(raw_pci(pdev), is_refused) };
+}
+
 /// Makes a device look as if it was removed by surprise, until the value is dropped.
 pub(crate) struct Gone(*mut bindings::pci_dev, u32);
 
 impl Gone {
-    pub(crate) fn new(pdev: &pci::Device<device::Bound>) -> Self {
-        let dev: &device::Device<device::Bound> = pdev.as_ref();
-        // SAFETY: The device is a PCI device. Nothing else reports errors of it.
+    pub(crate) fn new(pdev: &pci::Device) -> Self {
+        let raw = raw_pci(pdev);
+
+        // SAFETY: The device is valid. Nothing else reports errors of it.
         unsafe {
-            let raw = kernel::container_of!(raw_device(dev), bindings::pci_dev, dev);
             let before = (*raw).error_state;
 
             (*raw).error_state = bindings::pci_channel_io_perm_failure;
@@ -918,6 +929,9 @@ impl Gone {
         }
     }
 }
+
+// SAFETY: The device is valid until the test is over.
+unsafe impl Send for Gone {}
 
 impl Drop for Gone {
     fn drop(&mut self) {

@@ -9,6 +9,7 @@ use crate::{
     },
     bench::{
         behind,
+        refuse,
         with_device,
         BAR,
         PAGE, //
@@ -379,7 +380,7 @@ mod tests {
                 }
             }
             check_eq!(card.notified.to_ram.load(Relaxed), 0);
-            check!(!import.is_p2p_denied());
+            check!(!import.was_p2p_denied());
 
             // An access by the CPU moves its chunk back.
             check!(memory.holds(Some(1), 5)?);
@@ -426,14 +427,14 @@ mod tests {
             check!(edu.get()?[..] == content(Some(1), 5)?[..]);
             if kind.is_supported() {
                 check_eq!(peer, Some(kind));
-                check!(!import.is_p2p_denied());
+                check!(!import.was_p2p_denied());
                 check_eq!(card.notified.to_ram.load(Relaxed), 0);
                 check_eq!(card.used()?, 4 * PAGE);
                 check!(card.shows(65 * PAGE, Some(1), 5)?);
                 check!(card.shows(66 * PAGE, Some(2), 3)?);
             } else {
                 check_eq!(peer, None);
-                check!(import.is_p2p_denied());
+                check!(import.was_p2p_denied());
                 check_eq!(card.notified.to_ram.load(Relaxed), 4 * PAGE);
                 check_eq!(card.used()?, 0);
             }
@@ -447,6 +448,21 @@ mod tests {
             check_eq!(access(4)?, None);
             check!(edu.get()?[..] == content(Some(1), 5)?[..]);
             check!(memory.has(6, Some(2), 4)?);
+
+            // A refusal ends, as that of a device which is being reset.
+            if kind.is_supported() {
+                card.migrate_to(64 * PAGE, &memory, 4, 4)?;
+                refuse(pdev, true);
+                let refused = access(3);
+                refuse(pdev, false);
+                check_eq!(refused?, None);
+                check!(import.was_p2p_denied());
+                check!(memory.has(6, Some(2), 3)?);
+                card.migrate_to(64 * PAGE, &memory, 4, 4)?;
+                check_eq!(access(4)?, Some(kind));
+                check_eq!(card.used()?, 4 * PAGE);
+                check!(card.shows(66 * PAGE, Some(2), 4)?);
+            }
             Ok(())
         })
     }

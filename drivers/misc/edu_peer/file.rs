@@ -523,7 +523,7 @@ impl PeerFile {
         writer.write(&kind)?;
         writer.write(&address)?;
         writer.write(&memory.invalidations())?;
-        writer.write(&u32::from(memory.is_p2p_denied()))
+        writer.write(&u32::from(memory.was_p2p_denied()))
     }
 
     /// Serves `EDU_PEER_IOC_MEMORY_MEASURE`.

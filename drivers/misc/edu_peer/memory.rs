@@ -228,7 +228,7 @@ impl Memory {
     }
 
     /// Whether there was memory of a peer that the device could not reach.
-    pub(crate) fn is_p2p_denied(&self) -> bool {
-        self.import.is_p2p_denied()
+    pub(crate) fn was_p2p_denied(&self) -> bool {
+        self.import.was_p2p_denied()
     }
 }

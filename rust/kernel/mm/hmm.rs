@@ -557,8 +557,8 @@ pub struct Import<T: Mirror> {
     // Dropped first, because it unmaps the pages that the notifier stands for.
     _revoker: Devres<Revoker<T>>,
     notifier: Arc<IntervalNotifier<Mapped<T>>>,
-    /// The device does not reach some of the memory of a peer.
-    is_p2p_denied: Atomic<bool>,
+    /// The device did not reach some of the memory of a peer.
+    was_p2p_denied: Atomic<bool>,
 }
 
 impl<T: Mirror> Import<T> {
@@ -594,7 +594,7 @@ impl<T: Mirror> Import<T> {
         Ok(Self {
             _revoker: Devres::new(dev, Revoker(notifier.clone()))?,
             notifier,
-            is_p2p_denied: Atomic::new(false),
+            was_p2p_denied: Atomic::new(false),
         })
     }
 
@@ -624,8 +624,8 @@ impl<T: Mirror> Import<T> {
     /// The addresses are valid as long as `f` runs, and until the mirror is invalidated. `f` is
     /// called with the mirror locked: see [`interval_notifier`](super::interval_notifier#locking).
     ///
-    /// Memory of a peer stays where it is if the device reaches it. If it does not, the memory
-    /// migrates to system memory, and so does memory of peers that is accessed later.
+    /// Memory of a peer stays where it is if the device reaches all of it. If it does not, the
+    /// memory migrates to system memory.
     ///
     /// # Errors
     ///
@@ -648,12 +648,14 @@ impl<T: Mirror> Import<T> {
         // The memory is allocated without the lock.
         let mut pages = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
 
+        // A refusal may be over the next time: a peer refuses while it is reset.
+        let mut allows_p2p = true;
+
         loop {
-            let is_denied = self.is_p2p_denied.load(Relaxed);
-            let request = if is_denied {
-                wanted
-            } else {
+            let request = if allows_p2p {
                 wanted.allow_p2p()
+            } else {
+                wanted
             };
             let mut checked = self.notifier.fault_and_lock(range.clone(), request)?;
             let (mapped, entries) = checked.parts();
@@ -661,17 +663,20 @@ impl<T: Mirror> Import<T> {
 
             match map_all(map, first, entries, &mut pages) {
                 Ok(()) => return Ok(f(&mut mapped.inner, &pages)),
-                Err(EREMOTEIO) if !is_denied => self.is_p2p_denied.store(true, Relaxed),
+                Err(EREMOTEIO) if allows_p2p => {
+                    self.was_p2p_denied.store(true, Relaxed);
+                    allows_p2p = false;
+                }
                 Err(EREMOTEIO) => return Err(EIO),
                 Err(e) => return Err(e),
             }
         }
     }
 
-    /// Returns whether the device could not reach some memory of a peer.
+    /// Returns whether the device could not reach some memory of a peer, once at least.
     #[inline]
-    pub fn is_p2p_denied(&self) -> bool {
-        self.is_p2p_denied.load(Relaxed)
+    pub fn was_p2p_denied(&self) -> bool {
+        self.was_p2p_denied.load(Relaxed)
     }
 }
 
