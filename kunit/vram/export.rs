@@ -89,8 +89,14 @@ mod tests {
             },
             Arc,
             Mutex, //
-        }, //
-        types::CovariantForLt,
+        },
+        time::{
+            delay::fsleep,
+            Delta,
+            Instant,
+            Monotonic, //
+        },
+        types::CovariantForLt, //
     };
 
     /// An event of a buffer; a test compares their order.
@@ -393,6 +399,31 @@ mod tests {
             })?;
             drop(at);
             check_eq!(&shared.events()[..], [Unmap, Unpinned, Detach]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn importer_may_go_while_it_is_waited_for() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (_, buf) = export_buffer(pdev, &exports)?;
+            let at = Attachment::new(buf, pdev.as_ref(), Pinner)?;
+
+            at.with(|at| {
+                at.pin()?;
+                at.map(DataDirection::Bidirectional).map(|_| ())
+            })?;
+            let other: ARef<pci::Device> = pdev.into();
+            let start = Instant::<Monotonic>::now();
+            let goes = Meanwhile::new(move || {
+                fsleep(Delta::from_millis(300));
+                Gone::new(&other)
+            })?;
+            drop(exports);
+            // The wait has reported the importer once.
+            check!(start.elapsed() < Delta::from_secs(8));
+            drop((goes.end()?, at));
             Ok(())
         })
     }

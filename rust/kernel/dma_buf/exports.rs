@@ -80,10 +80,13 @@ use core::{
     }, //
 };
 
-/// How long the wait for mappings is silent after it has named an importer, in milliseconds. Each
-/// time is twice as long as the time before, up to the maximum.
-const REMIND_MS: u32 = 10_000;
-const REMIND_MAX_MS: u32 = 600_000;
+/// How often the wait for mappings looks whether an importer was removed by surprise, which ends no
+/// mapping, in milliseconds.
+const LOOK_MS: u32 = 2_000;
+/// How long it is silent after it has named an importer. Each time is twice as long as the time
+/// before, up to the maximum.
+const REMIND_MS: i64 = 10_000;
+const REMIND_MAX_MS: i64 = 600_000;
 
 /// The number of importers whose routes are remembered.
 const ROUTES: usize = 16;
@@ -368,18 +371,23 @@ impl<E: Exporter> Revocation<E> {
     fn wait_unmapped(&self, buf: &DmaBuf, buffer: &Buffer<E>) {
         let (waiter, unmapped) = (&self.registry.waiting, &self.registry.unmapped);
         let since = Instant::<Monotonic>::now();
-        let mut remind = REMIND_MS;
+        let (mut remind, mut remind_at) = (REMIND_MS, 0);
         let mut waiting = waiter.lock();
 
         while buffer.mappings() > 0 {
             drop(waiting);
-            if !report_holders(&self.dev, buf, buffer, since.elapsed()) {
+            let waited = since.elapsed();
+            let is_due = waited.as_millis() >= remind_at;
+            if is_due {
+                remind_at = waited.as_millis() + remind;
+                remind = (remind * 2).min(REMIND_MAX_MS);
+            }
+            if !has_holders(&self.dev, buf, buffer, is_due.then_some(waited)) {
                 return;
             }
             waiting = waiter.lock();
 
-            let mut left = msecs_to_jiffies(remind);
-            remind = (remind * 2).min(REMIND_MAX_MS);
+            let mut left = msecs_to_jiffies(LOOK_MS);
             while buffer.mappings() > 0 && left > 0 {
                 // An uninterruptible sleep would be reported as a hung task.
                 match unmapped.wait_interruptible_timeout(&mut waiting, left) {
@@ -431,16 +439,15 @@ fn is_disconnected(_dev: &device::Device) -> bool {
     false
 }
 
-/// Logs the importers that have mappings of a buffer of `dev`. Returns whether there are any to
-/// wait for.
-fn report_holders<E: Exporter>(
+/// Returns whether there are importers to wait for that have mappings of a buffer of `dev`, and logs
+/// them if it is said how long they have been waited for.
+fn has_holders<E: Exporter>(
     dev: &device::Device,
     buf: &DmaBuf,
     buffer: &Buffer<E>,
-    waited: Delta,
+    waited: Option<Delta>,
 ) -> bool {
     let _guard = buf.resv().lock();
-    let seconds = waited.as_millis() / 1000;
     let size = buf.size();
     let mut others = buffer.mappings();
     let mut waits = false;
@@ -448,27 +455,26 @@ fn report_holders<E: Exporter>(
     // SAFETY: The reservation is held, and `buffer` belongs to `buf`.
     for at in unsafe { buffer.attachments(buf) } {
         let maps = at.peer_maps();
-
-        others = others.saturating_sub(maps);
-        if maps > 0 && !is_disconnected(at.device()) {
-            waits = true;
+    let mut log = |name: &CStr| {
+        waits = true;
+        if let Some(waited) = waited {
             dev_notice!(
                 dev,
                 "waiting for {}, which has mapped a revoked dma-buf of {} bytes, since {} s\n",
-                at.device().name(),
+                name,
                 size,
-                seconds
+                waited.as_millis() / 1000
             );
+        }
+    };
+
+        others = others.saturating_sub(maps);
+        if maps > 0 && !is_disconnected(at.device()) {
+            log(at.device().name());
         }
     }
     if others > 0 {
-        waits = true;
-        dev_notice!(
-            dev,
-            "waiting for the kernel (vmap), which has mapped a revoked dma-buf of {} bytes, since {} s\n",
-            size,
-            seconds
-        );
+        log(c"the kernel (vmap)");
     }
     waits
 }
