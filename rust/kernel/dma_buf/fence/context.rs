@@ -331,7 +331,8 @@ impl<T: FenceContextOps> DriverFence<T> {
     /// Signals the fence, with the error if there is one, and then drops the data.
     ///
     /// While an earlier fence of the context has not signalled, this one waits for its turn. Even
-    /// when its turn has come, another processor may still be about to signal it when this returns.
+    /// when its turn has come, another processor, or a work item, may still be about to signal it when
+    /// this returns.
     ///
     /// May be called from any context in which the data can be dropped, but not from a callback of
     /// a fence. Mirrors `dma_fence_set_error()` and `dma_fence_signal()`.

@@ -8,13 +8,16 @@
 //! # Locking
 //!
 //! The lock of a [`Line`] is taken with interrupts disabled. It is not held while a fence is
-//! signalled, because the callbacks of the fence run then.
+//! signalled, because the callbacks of the fence run then. A task that signals is not interrupted
+//! either, because all others leave their fences to it. On PREEMPT_RT the locks of both sleep, so
+//! there it may be preempted like any holder of a lock.
 
 use super::Fence;
 use crate::{
     bindings,
-    interrupt::local_interrupt_disable,
+    impl_has_work,
     new_spinlock_irq,
+    new_work,
     prelude::*,
     sync::{
         aref::ARef,
@@ -25,7 +28,12 @@ use crate::{
         Arc,
         SpinLockIrq, //
     },
-    types::Opaque, //
+    types::Opaque,
+    workqueue::{
+        self,
+        Work,
+        WorkItem, //
+    }, //
 };
 use core::{
     cell::UnsafeCell,
@@ -35,6 +43,10 @@ use core::{
         NonNull, //
     }, //
 };
+
+/// How many fences a task signals at once: their callbacks may run with interrupts disabled, and one
+/// late fence may have thousands behind it.
+const SIGNALS_AT_ONCE: usize = 16;
 
 /// The maximal size of a name of a fence in bytes, with the terminating NUL.
 const NAME_SIZE: usize = 32;
@@ -140,6 +152,23 @@ pub(super) struct Timeline {
     timeline: Name,
     #[pin]
     line: SpinLockIrq<Line>,
+    /// Signals the fences that a task has left.
+    #[pin]
+    rest: Work<Self>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for Timeline { self.rest }
+}
+
+impl WorkItem for Timeline {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        if !this.signal_done(SIGNALS_AT_ONCE) {
+            this.signal_later();
+        }
+    }
 }
 
 /// The fences of a timeline that have not signalled.
@@ -230,6 +259,7 @@ impl Timeline {
                 driver,
                 timeline,
                 line <- new_spinlock_irq!(Line::new(), "dma_buf::fence::Timeline"),
+                rest <- new_work!("dma_buf::fence::Timeline::rest"),
             }),
             GFP_KERNEL,
         )
@@ -282,18 +312,18 @@ impl Timeline {
         unsafe { ARef::from_raw(NonNull::new_unchecked(fence.cast())) }
     }
 
-    /// Records that the work of a fence is done, and signals all fences whose turn has come.
+    /// Records that the work of a fence is done, and signals the fences whose turn has come. If
+    /// there are many, a work item signals the rest.
     ///
     /// # Safety
     ///
     /// The fence must have been made by [`Self::new_fence`] of this timeline, and this must not
     /// have been called for it before. The reference passes to the line.
     #[inline(never)]
-    pub(super) unsafe fn finish(&self, fence: ARef<Fence>) {
+    pub(super) unsafe fn finish(self: &Arc<Self>, fence: ARef<Fence>) {
         let memory: NonNull<Memory> = ARef::into_raw(fence).cast();
-        // Other tasks leave their fences to the task that signals, which therefore must not be
-        // interrupted.
-        let _irqs = local_interrupt_disable();
+        #[cfg(not(CONFIG_PREEMPT_RT))]
+        let _irqs = crate::interrupt::local_interrupt_disable();
         let mut line = self.line.lock();
 
         // SAFETY: The fence is at the start of a `Memory`, and the line is locked.
@@ -303,7 +333,28 @@ impl Timeline {
             return;
         }
         line.busy = true;
-        while let Some(done) = line.take_done() {
+        drop(line);
+        if !self.signal_done(SIGNALS_AT_ONCE) {
+            self.clone().signal_later();
+        }
+    }
+
+    /// Leaves the line to the work item, which is not on the queue as long as the line is busy. The
+    /// queue needs no memory for it: others may wait for these fences to get memory.
+    fn signal_later(self: Arc<Self>) {
+        let _ = workqueue::system_bh_highpri().enqueue(self);
+    }
+
+    /// Signals the fences whose turn has come, for the task that has made the line busy, but `most`
+    /// at most. Returns false if that was reached: then the line is still busy.
+    fn signal_done(&self, most: usize) -> bool {
+        for _ in 0..most {
+            let mut line = self.line.lock();
+            let Some(done) = line.take_done() else {
+                line.busy = false;
+                return true;
+            };
+
             drop(line);
             // SAFETY: The fence has not signalled. Its reference belonged to the line, and now
             // belongs to this function.
@@ -311,9 +362,8 @@ impl Timeline {
                 bindings::dma_fence_signal(done.as_ptr().cast());
                 bindings::dma_fence_put(done.as_ptr().cast());
             }
-            line = self.line.lock();
         }
-        line.busy = false;
+        false
     }
 }
 
@@ -415,6 +465,48 @@ mod tests {
                 .enumerate()
                 .all(|(index, fence)| fence.is_signaled() == (index < signalled)));
         }
+        Ok(())
+    }
+
+    /// A late fence does not signal all of those behind it with interrupts disabled.
+    #[test]
+    fn signals_are_limited() -> Result {
+        const FENCES: usize = 100;
+
+        let context = FenceContext::<Ops>::new(c"ring")?;
+        let mut work = KVec::new();
+        let mut fences = KVec::<ARef<Fence>>::new();
+        for _ in 0..FENCES {
+            let fence = context.new_fence_allocation(())?.new_fence();
+
+            fences.push(fence.fence().into(), GFP_KERNEL)?;
+            work.push(fence, GFP_KERNEL)?;
+        }
+        let mut work = work.into_iter();
+        let late = work.next().ok_or(ENOENT)?;
+        for fence in work {
+            fence.signal(Ok(()));
+        }
+        let signalled = || fences.iter().filter(|fence| fence.is_signaled()).count();
+        assert_eq!(signalled(), 0);
+
+        let at_once = {
+            // The work item is one of this processor, and does not run meanwhile.
+            let _irqs = crate::interrupt::local_interrupt_disable();
+
+            late.signal(Ok(()));
+            signalled()
+        };
+        assert_eq!(at_once, SIGNALS_AT_ONCE);
+        for fence in &fences {
+            fence.wait(false)?;
+        }
+        assert_eq!(signalled(), FENCES);
+        // The line is free again.
+        let next = context.new_fence_allocation(())?.new_fence();
+        let fence: ARef<Fence> = next.fence().into();
+        next.signal(Ok(()));
+        fence.wait(false)?;
         Ok(())
     }
 
