@@ -36,6 +36,7 @@ mod tests {
             Bound,
             Device, //
         },
+        devres,
         dma::DataDirection,
         dma_buf::{
             exporter::{
@@ -46,6 +47,7 @@ mod tests {
                 LockedBuffer,
                 MapRequest, //
             },
+            exports::ExportsHandle,
             importer::LockedAttachment,
             mapping::{
                 Mapping,
@@ -426,6 +428,44 @@ mod tests {
             drop((goes.end()?, at));
             Ok(())
         })
+    }
+
+    /// Whether a buffer was revoked before a resource of the driver went: 0 if none has gone.
+    static WENT: Atomic<u32> = Atomic::new(0);
+
+    /// A resource that a callback of the buffer could use. It keeps the buffer, and the list.
+    struct Resource {
+        shared: Arc<Shared>,
+        _buf: ARef<DmaBuf>,
+        _exports: ExportsHandle<Part>,
+    }
+
+    impl Drop for Resource {
+        fn drop(&mut self) {
+            let is_revoked = self.shared.events().contains(&Revoke);
+
+            WENT.store(if is_revoked { 1 } else { 2 }, Relaxed);
+        }
+    }
+
+    /// A driver may acquire a resource after its list of buffers, and something that is not its own
+    /// may keep the list.
+    #[test]
+    fn buffers_are_revoked_before_any_resource_goes() -> Result {
+        WENT.store(0, Relaxed);
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
+            let later = Resource {
+                shared,
+                _buf: buf,
+                _exports: exports.into_handle(),
+            };
+
+            devres::register::<Resource, Error>(pdev.as_ref(), Ok(later), GFP_KERNEL)
+        })?;
+        check_eq!(WENT.load(Relaxed), 1);
+        Ok(())
     }
 
     #[test]

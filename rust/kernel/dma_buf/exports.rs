@@ -44,7 +44,10 @@ use crate::pci::{
 use crate::{
     bindings,
     device,
-    devres::Devres,
+    devres::{
+        Early,
+        Turn, //
+    },
     dma_resv::Usage,
     error::from_err_ptr,
     module::this_module,
@@ -340,7 +343,8 @@ impl Drop for Held<'_> {
     }
 }
 
-/// The value that devres owns: dropping it revokes all buffers.
+/// The value that devres owns: dropping it revokes all buffers. That is before devres releases any
+/// resource that a callback of a buffer could use.
 struct Revocation<E: Exporter> {
     dev: ARef<device::Device>,
     registry: Arc<Registry>,
@@ -451,10 +455,6 @@ fn has_holders<E: Exporter>(
     let size = buf.size();
     let mut others = buffer.mappings();
     let mut waits = false;
-
-    // SAFETY: The reservation is held, and `buffer` belongs to `buf`.
-    for at in unsafe { buffer.attachments(buf) } {
-        let maps = at.peer_maps();
     let mut log = |name: &CStr| {
         waits = true;
         if let Some(waited) = waited {
@@ -467,6 +467,10 @@ fn has_holders<E: Exporter>(
             );
         }
     };
+
+    // SAFETY: The reservation is held, and `buffer` belongs to `buf`.
+    for at in unsafe { buffer.attachments(buf) } {
+        let maps = at.peer_maps();
 
         others = others.saturating_sub(maps);
         if maps > 0 && !is_disconnected(at.device()) {
@@ -487,11 +491,11 @@ fn has_holders<E: Exporter>(
 ///
 /// # Invariants
 ///
-/// `bound` points to the value in `devres`.
+/// `bound` points to the value in `revocation`.
 pub struct Exports<'bound, E: Exporter> {
     registry: Arc<Registry>,
     bound: NonNull<BoundOf<'static, E>>,
-    _devres: Devres<Revocation<E>>,
+    revocation: Early<Revocation<E>>,
     _p: PhantomData<(&'bound (), BoundOf<'bound, E>)>,
 }
 
@@ -526,8 +530,9 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         // devres drops the value.
         let value = unsafe { core::mem::transmute_copy::<_, BoundOf<'static, E>>(&value) };
 
-        let devres = Devres::<Revocation<E>>::new::<Error>(
+        let revocation = Early::<Revocation<E>>::new::<Error>(
             dev.as_ref(),
+            Turn::Callbacks,
             Ok(Revocation {
                 dev: {
                     let dev: &device::Device = dev.as_ref();
@@ -537,13 +542,14 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
                 bound: value,
             }),
         )?;
-        let bound = NonNull::from(&devres.access(dev.as_ref())?.bound);
+        // SAFETY: The value was just made, and does not move.
+        let bound = NonNull::from(unsafe { &(*revocation.as_ptr()).bound });
 
-        // INVARIANT: Devres does not move its value.
+        // INVARIANT: As above.
         Ok(Self {
             registry,
             bound,
-            _devres: devres,
+            revocation,
             _p: PhantomData,
         })
     }
@@ -556,7 +562,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         ExportsHandle(Exports {
             registry: self.registry,
             bound: self.bound,
-            _devres: self._devres,
+            revocation: self.revocation,
             _p: PhantomData,
         })
     }
@@ -682,7 +688,7 @@ impl<E: Exporter> ExportsHandle<E> {
     /// - `ERESTARTSYS` if a signal arrived while it waited for the device lock.
     /// - `ENODEV` if the driver was unbound, and what `f` returns.
     pub fn with<R>(&self, f: impl FnOnce(&Exports<'_, E>) -> Result<R>) -> Result<R> {
-        self.0._devres.device().with_bound_by_any(|_bound| {
+        self.0.revocation.device().with_bound_by_any(|_bound| {
             // The device may be bound again, but the list belongs to the binding before.
             if self.0.registry.closed.load(Relaxed) {
                 return Err(ENODEV);
@@ -701,9 +707,10 @@ impl<E: Exporter> ExportsHandle<E> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the list is that of another device.
+    /// - `EINVAL` if the list is that of another device.
+    /// - `ENODEV` if the driver was unbound.
     pub fn revoke(&self, dev: &device::Device<device::Core<'_>>) -> Result {
-        self.0._devres.access(dev)?.revoke_all();
+        self.0.revocation.access(dev)?.revoke_all();
         Ok(())
     }
 }

@@ -11,7 +11,10 @@
 
 use crate::{
     device::Bound,
-    devres::Devres,
+    devres::{
+        Early,
+        Turn, //
+    },
     drm::{
         self,
         Driver, //
@@ -66,8 +69,8 @@ pub trait RegistrationInit<T: Driver> {
     /// objects for firmware, are made here, and may be kept in the data: a reference to an object
     /// keeps the DRM device as well, which outlives its registration.
     ///
-    /// Device-managed resources that the data uses must be acquired here and not later: devres
-    /// releases in reverse order, so these resources outlive the data.
+    /// Device-managed resources that the data uses outlive it, whenever they are acquired: the
+    /// registration goes before all of them, see [`Early`].
     fn init<'a>(
         self,
         parent: &'a T::ParentDevice<Bound>,
@@ -83,7 +86,7 @@ pub trait RegistrationInit<T: Driver> {
 #[must_use = "the device is unplugged when this is dropped"]
 pub struct Registration<T: Driver + 'static> {
     drm: ARef<drm::Device<T>>,
-    _devres: Devres<drm::Registration<'static, T>>,
+    _early: Early<drm::Registration<'static, T>>,
 }
 
 impl<T: Driver + 'static> Registration<T> {
@@ -274,8 +277,8 @@ impl<T: Driver + 'static> Registration<T> {
         // - `RegistrationInit::init()` is generic over the lifetime, so the data cannot borrow from
         //   anything but the bound device, whatever the lifetime is that it was instantiated with
         //   here;
-        // - the device-managed resources behind such a borrow were acquired before the call of
-        //   `Devres::new()` below, hence they are released after the registration.
+        // - the device-managed resources behind such a borrow are released after the registration,
+        //   which goes first.
         let reg = unsafe {
             pin_init::cast_pin_init::<drm::Registration<'_, T>, drm::Registration<'static, T>, Error>(
                 Ok(reg),
@@ -284,7 +287,7 @@ impl<T: Driver + 'static> Registration<T> {
 
         Ok(Self {
             drm,
-            _devres: Devres::new(dev, reg)?,
+            _early: Early::new(dev, Turn::Interface, reg)?,
         })
     }
 

@@ -11,7 +11,10 @@ use crate::{
         self,
         Bound, //
     },
-    devres::Devres,
+    devres::{
+        Early,
+        Turn, //
+    },
     drm,
     pci::p2pdma::BarPages,
     prelude::*, //
@@ -33,9 +36,9 @@ use core::{
 /// `'a` is the time for which the device is bound to its driver.
 #[must_use = "the memory moves back when this is dropped"]
 pub struct Registration<'a, T: Driver> {
-    // Owned by `_devres`.
+    // Owned by `_early`.
     pages: NonNull<PageMap<T>>,
-    _devres: Devres<Pin<KBox<PageMap<T>>>>,
+    _early: Early<Pin<KBox<PageMap<T>>>>,
     _p: PhantomData<&'a PageMap<T>>,
 }
 
@@ -86,9 +89,9 @@ impl<'a, T: Driver> Registration<'a, T> {
             (pages, view)
         });
         // SAFETY: As above. `'a` is that of an `Unregistered`, so the data can only borrow from the
-        // bound device. The device-managed resources behind such a borrow were acquired before the
-        // call of `Devres::new()` below, hence are released after it. Functions of `T` do not see
-        // the longer lifetime.
+        // bound device. The device-managed resources behind such a borrow are released after the
+        // value, which goes early, and were acquired before it. Functions of `T` do not see the
+        // longer lifetime.
         let data = unsafe { pin_init::cast_pin_init::<T::Data<'a>, T::Data<'static>, Error>(data) };
         // SAFETY: The device is valid; devres drops the value in time.
         let pages = KBox::pin_init(
@@ -98,7 +101,7 @@ impl<'a, T: Driver> Registration<'a, T> {
 
         Ok(Self {
             pages: NonNull::from(&*pages),
-            _devres: Devres::new(parent, Ok::<_, Error>(pages))?,
+            _early: Early::new(parent, Turn::Callbacks, Ok::<_, Error>(pages))?,
             _p: PhantomData,
         })
     }
@@ -109,7 +112,7 @@ impl<T: Driver> Deref for Registration<'_, T> {
 
     #[inline]
     fn deref(&self) -> &PageMap<T> {
-        // SAFETY: Devres owns it until `self` is dropped, or until the driver is unbound, which is
+        // SAFETY: It is kept until `self` is dropped, or until the driver is unbound, which is
         // after the lifetime of `self`.
         unsafe { self.pages.as_ref() }
     }
