@@ -29,6 +29,7 @@ mod tests {
         worker::pause, //
     };
     use kernel::{
+        dma_buf::vmap::VMap,
         dma_resv::Usage,
         drm::{
             gem::{
@@ -160,6 +161,15 @@ mod tests {
             fill(&pinned, 6)?;
             card.control.set(Mode::Refuse);
             check_eq!(card.ttm().resume(), Err(REFUSED));
+            // VRAM does not have the content of the objects, so nobody gets what it has.
+            for object in [&only, &pinned] {
+                check_eq!(object.reserve(false)?.check_content(), Err(EIO));
+                check_eq!(holds(object, Some(6)), Err(EIO));
+            }
+            check_eq!(validate(&only, &[Place::TT]), Err(EIO));
+            check_eq!(place_of(&only)?, Some(MemType::Vram));
+            check_eq!(VMap::new(export(&pinned)?).err(), Some(EIO));
+            check_eq!(holds(&either, Some(2)), Ok(true));
             // A second suspend keeps the content that the resume could not restore, and ignores
             // what VRAM has now.
             check_eq!(card.ttm().suspend(Content::Lost, ctx), Ok(()));

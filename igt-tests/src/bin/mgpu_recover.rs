@@ -2,7 +2,7 @@
 
 //! The modelled GPU fails: jobs fail or are late, and the next ones are done.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use vvram_tests::compute::{ballast, Bench, Op, HUGE, PARAM_COMPUTE_RESETS, RESULTS};
 use vvram_tests::drm::{Gem, EITHER};
@@ -18,6 +18,8 @@ use vvram_tests::syncfile::SyncFile;
 use vvram_tests::{check, check_eq, check_ok, igt_main, uapi, Outcome, Stop, SysError};
 
 const SIZE: u64 = 16 * PAGE64;
+/// The size of the first object that is moved by the CPU, in pages.
+const FIRST: u64 = 1;
 
 /// A copy of a client fails with an error; the copies behind it are done, and the destination of
 /// the failed copy is unchanged.
@@ -127,10 +129,11 @@ fn moved(gpu: &Mgpu, error: Error, pages: u64) -> Outcome {
     );
     let told = format!("object {} was moved by the CPU", object.info()?.id);
     let lines = log.lines();
-    check_eq!(
-        lines.iter().filter(|line| line.contains(&told)).count(),
-        5,
-        "lines of the log that say so"
+    let lines = lines.iter().filter(|line| line.contains(&told)).count();
+    // There are ten in five seconds at most, for all objects.
+    check!(
+        lines <= 5 && (lines == 5 || pages != FIRST),
+        "{lines} lines of the log say so"
     );
     Ok(())
 }
@@ -138,7 +141,9 @@ fn moved(gpu: &Mgpu, error: Error, pages: u64) -> Outcome {
 fn again() -> Outcome {
     let _patient = Impatient::never()?;
     let gpu = Mgpu::first()?;
-    for pages in [1, 16, 77] {
+    // No other test has used up the lines of the log.
+    std::thread::sleep(Duration::from_secs(5));
+    for pages in [FIRST, 16, 77] {
         moved(&gpu, Error::Fault, pages)?;
     }
     gpu.clean()

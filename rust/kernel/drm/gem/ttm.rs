@@ -770,7 +770,10 @@ impl<T: TtmObject> Object<T> {
         // SAFETY: The object is valid. The count is only read, and may change.
         let pins = unsafe { (&raw const (*self.bo()).pin_count).read_volatile() };
 
-        self.residence() == Some(MemType::Vram) && self.domain() == Domain::Either && pins == 0
+        self.residence() == Some(MemType::Vram)
+            && self.domain() == Domain::Either
+            && pins == 0
+            && !self.loss.is_away()
     }
 
     /// Returns the object as the subject of a tracepoint.

@@ -8,7 +8,8 @@
 //! latest fence of an engine.
 //!
 //! The content of an object stays lost until the object is freed. The object can be moved, which
-//! does not restore the content.
+//! does not restore the content. Content that a resume could not put back from its copy in system
+//! memory is away, which users see as a loss, until a later attempt puts it back.
 //!
 //! # Locking
 //!
@@ -17,6 +18,7 @@
 use crate::{
     device,
     prelude::*,
+    ratelimit::RateLimit,
     sync::{
         aref::ARef,
         atomic::{
@@ -31,23 +33,39 @@ use crate::{
 };
 
 /// The losses of a device.
+#[pin_data]
 pub(crate) struct Losses {
     /// The device that is named in the log.
     dev: SetOnce<ARef<device::Device>>,
+    /// Of the lines about losses in the log: a device that fails loses all objects in VRAM.
+    #[pin]
+    loss_lines: RateLimit,
+    /// Of those about moves that the CPU did.
+    #[pin]
+    again_lines: RateLimit,
     objects: Atomic<u64>,
     again: Atomic<u64>,
 }
 
 impl Losses {
     pub(super) fn new() -> Result<Arc<Self>> {
-        Ok(Arc::new(
-            Self {
+        Arc::pin_init(
+            pin_init!(Self {
                 dev: SetOnce::new(),
+                loss_lines <- RateLimit::new(c"drm_ttm"),
+                again_lines <- RateLimit::new(c"drm_ttm"),
                 objects: Atomic::new(0),
                 again: Atomic::new(0),
-            },
+            }),
             GFP_KERNEL,
-        )?)
+        )
+    }
+
+    /// Returns the device that is named in the log, if it may be named once more.
+    fn device(&self, limit: &RateLimit) -> Option<&device::Device> {
+        let dev = self.dev.as_ref()?;
+
+        limit.allows().then_some(&**dev)
     }
 
     /// Sets the device that is named in the log.
@@ -72,6 +90,8 @@ pub(crate) struct Loss {
     /// How many jobs that write to the object are not done.
     pending: Atomic<u32>,
     is_lost: Atomic<bool>,
+    /// The content is in system memory, from where it could not be put back.
+    is_away: Atomic<bool>,
     all: Arc<Losses>,
 }
 
@@ -109,6 +129,7 @@ impl Loss {
                 id,
                 pending: Atomic::new(0),
                 is_lost: Atomic::new(false),
+                is_away: Atomic::new(false),
                 all,
             },
             GFP_KERNEL,
@@ -121,10 +142,36 @@ impl Loss {
         self.id
     }
 
-    /// Returns whether the content is lost. Moves that are under way may still fail.
+    /// Returns whether the content is lost, or away. Moves that are under way may still fail.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
-        self.is_lost.load(Acquire)
+        self.is_lost.load(Acquire) || self.is_away()
+    }
+
+    /// Returns whether the content could not be put back.
+    #[inline]
+    pub(crate) fn is_away(&self) -> bool {
+        self.is_away.load(Acquire)
+    }
+
+    /// Records that the content could not be put back. The reservation of the object is held.
+    pub(crate) fn set_away(&self, error: Error) {
+        if self.is_away.xchg(true, Release) {
+            return;
+        }
+        if let Some(dev) = self.all.device(&self.all.loss_lines) {
+            dev_err!(
+                dev,
+                "object {} did not get its content back: {:?}\n",
+                self.id,
+                error
+            );
+        }
+    }
+
+    /// Records that the content was put back. The reservation of the object is held.
+    pub(crate) fn set_back(&self) {
+        self.is_away.store(false, Release);
     }
 
     /// Returns whether a job that writes to the object may still fail. The reservation of the
@@ -145,14 +192,14 @@ impl Loss {
     }
 
     /// Records that a move failed, or that the memory is lost. The first loss of an object is
-    /// logged and counted.
+    /// counted, and logged unless there are many.
     pub(crate) fn lose(&self, error: Error) {
         if self.is_lost.xchg(true, Release) {
             return;
         }
 
         self.all.objects.fetch_add(1, Relaxed);
-        let Some(dev) = self.all.dev.as_ref() else {
+        let Some(dev) = self.all.device(&self.all.loss_lines) else {
             return;
         };
         if error == ENODEV {
@@ -171,7 +218,7 @@ impl Loss {
     /// Takes note that the CPU did a move that an engine had failed to do.
     pub(super) fn note_again(&self, error: Error) {
         self.all.again.fetch_add(1, Relaxed);
-        if let Some(dev) = self.all.dev.as_ref() {
+        if let Some(dev) = self.all.device(&self.all.again_lines) {
             dev_info!(
                 dev,
                 "object {} was moved by the CPU, as the engine failed: {:?}\n",

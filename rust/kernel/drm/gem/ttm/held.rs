@@ -250,10 +250,11 @@ impl<T: TtmObject> Held<'_, Object<T>> {
                 self.validate(&[Place::TT], &mut OpCtx::uninterruptible())?;
             }
             self.resv().resv().wait(Usage::Kernel, true)?;
-            self.check_content()?;
-            if self.mem_type() == Some(MemType::Vram) {
-                self.charge()?;
-            }
+        }
+        // Also an object that is pinned may lose its content, with the device.
+        self.check_content()?;
+        if !self.is_pinned() && self.mem_type() == Some(MemType::Vram) {
+            self.charge()?;
         }
         // SAFETY: The object is valid, and its reservation is held.
         unsafe { bindings::ttm_bo_pin(bo) };

@@ -44,6 +44,12 @@ impl<T: TtmObject> super::Held<'_, Object<T>> {
         }
 
         self.obj.loss.lose(error);
+        self.hide();
+    }
+
+    /// Removes the mappings of processes, and invalidates those of importers, as VRAM does not have
+    /// the content of the object.
+    pub(super) fn hide(&self) {
         // SAFETY: The object is valid, and its reservation is held. By the type invariant of
         // `Object` the pointer is that of a dma-buf, or null.
         unsafe {

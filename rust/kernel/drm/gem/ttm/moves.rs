@@ -212,7 +212,8 @@ impl<'a, T: TtmObject> Move<'a, T> {
             obj.ttm().check_resumed(request.runtime_guard.as_ref())?;
         }
         // A job that copies lost content fails, and leaves the VRAM in quarantine until a reset.
-        if request.to_vram && !from_vram {
+        // What could not be put back is put back to the same place.
+        if request.to_vram && !from_vram || from_vram && obj.loss.is_away() {
             request.locked.check_content()?;
         }
         Ok(request)

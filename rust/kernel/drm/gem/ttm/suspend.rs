@@ -98,8 +98,6 @@ pub enum Content {
 pub(super) struct Backup {
     bdev: *mut bindings::ttm_device,
     tt: NonNull<bindings::ttm_tt>,
-    /// VRAM does not have the content: it was lost, and could not be put back.
-    is_due: bool,
 }
 
 // SAFETY: The pages belong to the value, and any task may use it.
@@ -121,11 +119,7 @@ impl Backup {
             to_result(bindings::ttm_tt_populate(bdev, tt.as_ptr(), &mut ctx.0))
                 .inspect_err(|_| tt_destroy_callback(bdev, tt.as_ptr()))?;
             // INVARIANT: The `ttm` was populated above.
-            Ok(Self {
-                bdev,
-                tt,
-                is_due: false,
-            })
+            Ok(Self { bdev, tt })
         }
     }
 }
@@ -168,7 +162,7 @@ impl<T: TtmObject> Device<T> {
         if ret.is_err() {
             // The content is still in VRAM, so the backups are not needed.
             let _ = self.for_each_object(|object| {
-                if !object.is_restore_due() {
+                if !object.obj.loss.is_away() {
                     object.take_backup();
                 }
                 Ok(())
@@ -181,6 +175,9 @@ impl<T: TtmObject> Device<T> {
     ///
     /// For the callback of a driver that has resumed its device. Objects that were moved to system
     /// memory stay there until they are needed in VRAM.
+    ///
+    /// If content cannot be put back, all users of the object get `EIO` until a later call, or a
+    /// [`Self::suspend`], puts it back.
     ///
     /// # Errors
     ///
@@ -424,7 +421,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
             if stays {
                 self.save(ctx)?;
-            } else if self.is_restore_due() && self.restore().is_err() {
+            } else if self.obj.loss.is_away() && self.restore().is_err() {
                 // VRAM does not have the content of the object, so it cannot be moved.
                 return Err(EBUSY);
             } else {
@@ -454,7 +451,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             .map_err(|e| if e == ETIME { EBUSY } else { e })?;
 
         // If the restore fails, the content of VRAM is not that of the object.
-        if self.is_restore_due() && self.restore().is_err() {
+        if self.obj.loss.is_away() && self.restore().is_err() {
             return Ok(());
         }
 
@@ -473,7 +470,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
     /// Copies the backup back to VRAM.
     fn restore(&mut self) -> Result {
-        let Some(mut backup) = self.take_backup() else {
+        let Some(backup) = self.take_backup() else {
             return Ok(());
         };
         // The object was moved since, with the content that VRAM had.
@@ -491,18 +488,16 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             ret = self.transfer(&backup, false);
         }
 
-        if ret.is_err() {
-            backup.is_due = true;
-            // SAFETY: The reservation, which guards the cell, is held.
-            unsafe { *self.obj.backup.get() = Some(backup) };
+        match ret {
+            Ok(()) => self.obj.loss.set_back(),
+            Err(error) => {
+                // SAFETY: The reservation, which guards the cell, is held.
+                unsafe { *self.obj.backup.get() = Some(backup) };
+                self.obj.loss.set_away(error);
+                self.hide();
+            }
         }
         ret
-    }
-
-    /// Returns whether [`Self::restore`] has failed since the content was saved.
-    fn is_restore_due(&self) -> bool {
-        // SAFETY: The reservation, which guards the cell, is held.
-        unsafe { (*self.obj.backup.get()).as_ref() }.is_some_and(|backup| backup.is_due)
     }
 
     fn take_backup(&mut self) -> Option<Backup> {
