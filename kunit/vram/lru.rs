@@ -29,6 +29,7 @@ mod tests {
         },
         waits::{
             self,
+            work,
             Meanwhile, //
         },
         worker, //
@@ -39,6 +40,7 @@ mod tests {
             vmap::VMap,
             Attachment, //
         },
+        dma_resv::Usage,
         drm::{
             exec::Flag,
             gem::{
@@ -329,6 +331,35 @@ mod tests {
                     .make_room(all, &mut OpCtx::uninterruptible())?);
                 check!(holds(&bench.newer, Some(2))?);
             }
+            Ok(())
+        })
+    }
+
+    /// Room for another user of VRAM is made by objects that need not wait for another device: that
+    /// user may hold the lock of the address space of a process.
+    #[test]
+    fn others_are_not_waited_for() -> Result {
+        with_device(|pdev| {
+            let bench = Older::new(pdev)?;
+            let all = bench.card.ttm().vram_size();
+            let make_room = |bytes| {
+                let mut ctx = OpCtx::uninterruptible();
+                bench.card.ttm().make_room(bytes, &mut ctx)
+            };
+            let job = work(&mut bench.older.reserve(false)?.resv(), Usage::Write)?;
+
+            let start = Instant::<Monotonic>::now();
+            check!(make_room(all / 2)?);
+            check_eq!(mem_type(&bench.older)?, Some(MemType::Vram));
+            check_eq!(mem_type(&bench.newer)?, Some(MemType::Tt));
+            check_eq!(make_room(all), Ok(false));
+            check_eq!(mem_type(&bench.older)?, Some(MemType::Vram));
+            // A move waits for 15 seconds.
+            check!(start.elapsed() < Delta::from_secs(10));
+            job.signal(Ok(()));
+            check!(make_room(all)?);
+            check_eq!(mem_type(&bench.older)?, Some(MemType::Tt));
+            check!(holds(&bench.older, Some(1))? && holds(&bench.newer, Some(2))?);
             Ok(())
         })
     }

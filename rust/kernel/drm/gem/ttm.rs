@@ -351,8 +351,8 @@ pub use self::{
 pub(crate) use self::{
     mmap::io_mem_pfn_callback,
     moves::{
-        move_callback,
-        would_wait, //
+        can_leave,
+        move_callback, //
     }, //
 };
 pub use super::import::Import;

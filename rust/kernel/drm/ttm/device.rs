@@ -41,9 +41,9 @@ use crate::{
         gem::{
             peer,
             ttm::{
+                can_leave,
                 io_mem_pfn_callback,
                 move_callback,
-                would_wait,
                 Object, //
             },
             BaseObject,
@@ -734,16 +734,17 @@ unsafe extern "C" fn evict_flags_callback(
 /// # Safety
 ///
 /// Called by TTM with an object of a device of `T`, which may be a ghost, with its reservation
-/// held, and a place that room is needed for, or null if the memory of a cgroup is reclaimed.
+/// held, and a place that room is needed for, or null if any memory will do: if that of a cgroup is
+/// reclaimed, or for another user of VRAM, who may hold the `mmap_lock` of a process.
 unsafe extern "C" fn eviction_valuable_callback<T: TtmObject>(
     bo: *mut bindings::ttm_buffer_object,
     place: *const bindings::ttm_place,
 ) -> bool {
     // SAFETY: As promised by the caller.
     unsafe {
-        let passes_over = !place.is_null() && Place::from_raw(place).is_without_waits();
+        let is_at_once = place.is_null() || Place::from_raw(place).is_without_waits();
 
-        bindings::ttm_bo_eviction_valuable(bo, place) && !(passes_over && would_wait::<T>(bo))
+        bindings::ttm_bo_eviction_valuable(bo, place) && can_leave::<T>(bo, is_at_once)
     }
 }
 

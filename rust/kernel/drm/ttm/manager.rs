@@ -10,7 +10,6 @@ use crate::{
     bindings,
     dma_buf::fence::AnyFence,
     drm::vram::MemType,
-    error::to_result,
     prelude::*,
     types::Opaque, //
 };
@@ -85,30 +84,40 @@ impl Manager {
         }
     }
 
-    /// Moves away the object that has been used least recently. Returns false if no object is left
-    /// that could be moved.
+    /// Moves objects away until they have left `bytes`, those first that have been used least
+    /// recently and that no other task has reserved. Returns how much they have left, which is less
+    /// if no object is left that could be moved without a wait for another device. Objects that the
+    /// limit `min` of their cgroup protects stay, and those that `low` protects come last.
     ///
     /// # Errors
     ///
     /// - `ERESTARTSYS` if a signal arrived.
-    /// - The error of the move, and `ENOMEM`.
+    /// - The error of a move, and `ENOMEM`.
     ///
     /// # Safety
     ///
     /// `bdev` must be the device that has the manager. No reservation may be held.
     // Not inlined into modules, which cannot call the function.
     #[inline(never)]
-    pub(super) unsafe fn evict_first(
+    pub(super) unsafe fn evict(
         &self,
         bdev: *mut bindings::ttm_device,
+        bytes: u64,
         ctx: &mut OpCtx,
-    ) -> Result<bool> {
+    ) -> Result<u64> {
+        let target = i64::try_from(bytes)?;
+        // The limit of no cgroup makes this necessary, so objects of any may be moved.
+        let limit = core::ptr::null_mut();
+
         // SAFETY: As promised by the caller.
-        match to_result(unsafe { bindings::ttm_bo_evict_first(bdev, self.as_raw(), &mut ctx.0) }) {
-            Err(ENOENT) => Ok(false),
-            Err(EINTR) => Err(ERESTARTSYS),
-            ret => ret.map(|()| true),
-        }
+        let left = unsafe {
+            bindings::ttm_bo_evict_cgroup(bdev, self.as_raw(), limit, target, &mut ctx.0)
+        };
+        // CAST: The errors of the kernel fit an `i32`.
+        u64::try_from(left).map_err(|_| match Error::from_errno(left as i32) {
+            EINTR => ERESTARTSYS,
+            e => e,
+        })
     }
 
     /// Waits for jobs that still read memory from which objects were moved. TTM gives this memory

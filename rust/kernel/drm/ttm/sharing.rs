@@ -52,7 +52,8 @@ impl<T: TtmObject> Device<T> {
     }
 
     /// Moves objects out of VRAM until `bytes` of it are free, for another user: see
-    /// [`Self::alloc_block`]. Returns false if not as many objects can be moved.
+    /// [`Self::alloc_block`]. Returns false if not as many objects can be moved without a wait for
+    /// another device.
     ///
     /// The objects that were used least recently are moved first. The device must be active, and no
     /// reservation may be held; the `mmap_lock` of a process may be. `ctx` says whether a signal

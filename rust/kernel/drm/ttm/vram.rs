@@ -49,10 +49,6 @@ use crate::{
 };
 use core::ops::Range;
 
-/// How many evictions are tried for each page of another user, at most. An evicted object may be
-/// small, and other tasks may take the memory first.
-const EVICTIONS: u64 = 4;
-
 /// VRAM that is given to an object, `struct ttm_resource`.
 #[repr(C)]
 pub(crate) struct VramResource {
@@ -133,11 +129,11 @@ impl VramManager {
     }
 
     /// Moves objects to system memory until `bytes` of VRAM are free, the least recently used
-    /// first. Returns false if not enough objects can be moved.
+    /// first. Returns false if not enough objects can be moved without a wait for another device.
     ///
     /// # Errors
     ///
-    /// The errors of [`Manager::evict_first`].
+    /// The errors of [`Manager::evict`].
     ///
     /// # Safety
     ///
@@ -148,16 +144,21 @@ impl VramManager {
         bytes: u64,
         ctx: &mut OpCtx,
     ) -> Result<bool> {
-        for _ in 0..EVICTIONS * (bytes >> PAGE_SHIFT) {
-            if self.allocator.avail() >= bytes {
+        // Other tasks may take what objects leave, so as much is evicted as there is, at most.
+        let mut left = self.allocator.size();
+
+        loop {
+            let avail = self.allocator.avail();
+            if avail >= bytes {
                 return Ok(true);
             }
             // SAFETY: As promised by the caller.
-            if !unsafe { self.man.evict_first(bdev, ctx) }? {
-                return Ok(false);
+            let evicted = unsafe { self.man.evict(bdev, bytes - avail, ctx) }?;
+            if evicted == 0 || left == 0 {
+                return Ok(self.allocator.avail() >= bytes);
             }
+            left = left.saturating_sub(evicted);
         }
-        Ok(self.allocator.avail() >= bytes)
     }
 
     /// Removes the manager from the device.

@@ -526,18 +526,24 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     }
 }
 
-/// Returns [`Held::would_wait`] of an object of TTM.
+/// Returns whether an object of TTM can be evicted: it has its content, and need not wait for
+/// another device if `is_at_once`.
 ///
 /// # Safety
 ///
 /// `bo` must be an object of a device of `T`, which may be a ghost, with its reservation held.
-pub(crate) unsafe fn would_wait<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> bool {
+pub(crate) unsafe fn can_leave<T: TtmObject>(
+    bo: *mut bindings::ttm_buffer_object,
+    is_at_once: bool,
+) -> bool {
     // SAFETY: As promised by the caller.
     let Some(obj) = (unsafe { Object::<T>::from_bo(bo) }) else {
         return false;
     };
     // SAFETY: The reservation is held.
-    unsafe { Held::assume(obj) }.would_wait()
+    let mut object = unsafe { Held::assume(obj) };
+
+    !(obj.loss.is_away() || is_at_once && object.would_wait())
 }
 
 /// Undoes [`Held::take_off_lru`] of an object that is about to be freed.
