@@ -18,7 +18,10 @@ mod tests {
     };
     use crate::worker::soon;
     use kernel::{
-        drm::ttm::Place,
+        drm::ttm::{
+            OpCtx,
+            Place, //
+        },
         drm::vram::{
             Domain,
             MemType, //
@@ -118,6 +121,30 @@ mod tests {
             let one = local(&card, 1)?;
             check_eq!(mem_type(&one)?, Some(MemType::Tt));
             check!(holds(&one, None)?);
+
+            // An object that is larger than the limit can leave VRAM, too, and come back.
+            let all = card.object(
+                card.ttm().vram_size() / PAGE,
+                &[Place::VRAM],
+                Domain::Either,
+            )?;
+            check_eq!(mem_type(&all)?, Some(MemType::Vram));
+            check_eq!(mem_type(&vram)?, Some(MemType::System));
+            // Only `one` is where devices access it.
+            check!(soon(|| card.ttm().dma_mapped() == PAGE));
+            drop(all);
+            validate(&vram, &[Place::VRAM])?;
+            check_eq!(mem_type(&vram)?, Some(MemType::Vram));
+            check!(holds(&vram, Some(1))?);
+
+            // One that fits takes the place of older ones.
+            card.ttm().set_tt_limit(2 * PAGE);
+            check_eq!(mem_type(&one)?, Some(MemType::Tt));
+            card.ttm()
+                .make_room(card.ttm().vram_size(), &mut OpCtx::uninterruptible())?;
+            check_eq!(mem_type(&vram)?, Some(MemType::Tt));
+            check_eq!(mem_type(&one)?, Some(MemType::System));
+            check!(holds(&vram, Some(1))?);
             Ok(())
         })
     }

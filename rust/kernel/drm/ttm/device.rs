@@ -152,7 +152,7 @@ impl<T: TtmObject> Device<T> {
         ttm_tt_create: Some(tt_create_callback),
         ttm_tt_destroy: Some(tt_destroy_callback),
         eviction_valuable: Some(eviction_valuable_callback::<T>),
-        evict_flags: Some(evict_flags_callback),
+        evict_flags: Some(evict_flags_callback::<T>),
         move_: Some(move_callback::<T>),
         io_mem_reserve: Some(io_mem_reserve_callback::<T>),
         io_mem_pfn: Some(io_mem_pfn_callback::<T>),
@@ -451,7 +451,8 @@ impl<T: TtmObject> Device<T> {
     /// Changes how many bytes objects may have in [`Place::TT`]. Objects that are there stay.
     ///
     /// Initially the only limit is that of TTM for all devices together. An object for which there
-    /// is no room takes the room of other objects, which are moved to [`Place::SYSTEM`].
+    /// is no room takes the room of other objects, which are moved to [`Place::SYSTEM`]. One that is
+    /// larger than all of it can only go there when it is evicted from VRAM.
     pub fn set_tt_limit(&self, bytes: u64) {
         self.tt.set_limit(bytes);
     }
@@ -664,8 +665,10 @@ impl<T: TtmObject> PinnedDrop for Device<T> {
     }
 }
 
-static EVICT_VRAM: Place = Place::TT;
-static EVICT_TT: Place = Place::SYSTEM;
+/// Where an object goes that leaves VRAM: if there is no room where devices can access it, to memory
+/// without a limit, in place of a wait for another device.
+static EVICT_VRAM: [Place; 2] = [Place::TT.without_waits(), Place::SYSTEM.fallback()];
+static EVICT_TT: [Place; 1] = [Place::SYSTEM];
 
 /// # Safety
 ///
@@ -713,21 +716,24 @@ pub(crate) unsafe extern "C" fn tt_destroy_callback(
 /// # Safety
 ///
 /// See [`tt_create_callback`].
-unsafe extern "C" fn evict_flags_callback(
+unsafe extern "C" fn evict_flags_callback<T: TtmObject>(
     bo: *mut bindings::ttm_buffer_object,
     placement: *mut bindings::ttm_placement,
 ) {
     // SAFETY: The object is valid, and `placement` is a structure to be filled.
     unsafe {
         let resource = (*bo).resource;
-        let place = if !resource.is_null() && (*resource).mem_type == bindings::TTM_PL_VRAM {
-            &EVICT_VRAM
+        let ttm = Device::<T>::from_raw((*bo).bdev);
+        // TTM would move all others out of TT for an object that does not fit.
+        let fits = (*bo).base.size as u64 <= ttm.size_of(MemType::Tt);
+        let places = if !resource.is_null() && (*resource).mem_type == bindings::TTM_PL_VRAM && fits
+        {
+            &EVICT_VRAM[..]
         } else {
-            &EVICT_TT
+            &EVICT_TT[..]
         };
 
-        (*placement).num_placement = 1;
-        (*placement).placement = &place.0;
+        *placement = Place::list(places);
     }
 }
 

@@ -437,6 +437,8 @@ impl<T: TtmObject> Queued<'_, T> {
             to_vram,
             ..
         } = self.request;
+        // SAFETY: By the type invariant.
+        let to_system = unsafe { (*to).mem_type } == bindings::TTM_PL_SYSTEM;
 
         if self.clear {
             // The previous content of the object is not used, if it had any.
@@ -459,8 +461,10 @@ impl<T: TtmObject> Queued<'_, T> {
         // gives VRAM to other objects at once: the engine works in order, and other engines wait
         // for the fence, which TTM keeps for that. A core driver that reuses the VRAM would not
         // wait. For that one TTM would wait here, for all work of all objects that share the
-        // reservation, and might give up: it gets a move whose copy is done instead.
-        let without_wait = !evict || from_vram && obj.ttm().allocator().is_pipelined();
+        // reservation, and might give up: it gets a move whose copy is done instead. So does one to
+        // memory that no device accesses, from whose pages the job has to be gone.
+        let without_wait =
+            !to_system && (!evict || from_vram && obj.ttm().allocator().is_pipelined());
         // SAFETY: By the type invariant. The fence was made for this move, and TTM has made room
         // for it.
         let is_over = without_wait
@@ -476,6 +480,8 @@ impl<T: TtmObject> Queued<'_, T> {
             unsafe {
                 if to_vram {
                     destroy_tt(bo);
+                } else if let Some(tt) = NonNull::new((*bo).ttm).filter(|_| to_system) {
+                    obj.ttm().unmap_pages(tt);
                 }
                 bindings::ttm_bo_move_null(bo, to);
             }
@@ -538,7 +544,7 @@ pub(crate) unsafe fn can_leave<T: TtmObject>(
 ) -> bool {
     // SAFETY: As promised by the caller.
     let Some(obj) = (unsafe { Object::<T>::from_bo(bo) }) else {
-        return false;
+        return true;
     };
     // SAFETY: The reservation is held.
     let mut object = unsafe { Held::assume(obj) };
