@@ -58,7 +58,14 @@ mod tests {
         },
         pci,
         prelude::*,
-        sync::aref::ARef,
+        sync::{
+            aref::ARef,
+            atomic::{
+                Atomic,
+                Relaxed, //
+            },
+            Arc, //
+        },
         time::{
             delay::fsleep,
             Delta,
@@ -360,6 +367,39 @@ mod tests {
             check!(make_room(all)?);
             check_eq!(mem_type(&bench.older)?, Some(MemType::Tt));
             check!(holds(&bench.older, Some(1))? && holds(&bench.newer, Some(2))?);
+            Ok(())
+        })
+    }
+
+    /// A client that finds no room does not keep others out while it waits to try again.
+    #[test]
+    fn no_room_holds_up_nobody() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let mut seen = 0u32;
+
+            // A processor that is taken away may miss all pauses of a round.
+            for _ in 0..2 * ROUNDS {
+                let tries = Arc::new(Atomic::new(0u32), GFP_KERNEL)?;
+                let (drm, counter) = (card.drm(), tries.clone());
+                let greedy = Meanwhile::new(move || {
+                    drm.ttm.exec(Flag::Interruptible, |_| {
+                        counter.fetch_add(1, Relaxed);
+                        Err::<(), _>(ENOSPC)
+                    })
+                })?;
+
+                while !greedy.is_over() {
+                    card.ttm().exec(Flag::Interruptible, |_| {
+                        seen |= 1 << tries.load(Relaxed);
+                        Ok(())
+                    })?;
+                }
+                check_eq!(greedy.end()?, Err(ENOSPC));
+                check_eq!(tries.load(Relaxed), 5);
+            }
+            // The last pause is the longest one.
+            check!(seen & 1 << 4 != 0);
             Ok(())
         })
     }

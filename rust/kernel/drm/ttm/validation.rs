@@ -6,10 +6,15 @@
 //! tasks do this at the same time, one of them may find all objects reserved, and get `ENOSPC`
 //! although objects could be evicted. It then tries again while no other task validates.
 //!
+//! Any client can ask for more room than there is, as often as it likes, and from many tasks. So
+//! tasks try again one after the other, and none sleeps while it keeps the others out: those that
+//! find room wait for the attempt of one task at most.
+//!
 //! # Locking
 //!
-//! The semaphore is taken before the reservation of any object. Faults and importers, which hold a
-//! reservation already, do not take it.
+//! A task that tries again takes its turn, and then the semaphore of all validations. Both are taken
+//! before the reservation of any object. Faults and importers, which hold a reservation already, do
+//! not take them.
 //!
 //! C header: [`include/linux/rwsem.h`](srctree/include/linux/rwsem.h)
 
@@ -34,16 +39,18 @@ use crate::{
 /// processor is taken away, as the processor of a virtual machine may be.
 const PAUSES: [i64; 4] = [0, 1, 5, 25];
 
-/// The semaphore of validations: each takes it for reading, and one that has to run alone for
-/// writing.
+/// Each validation takes `all` for reading, and one that has to run alone for writing, while it has
+/// `turn`.
 ///
 /// # Invariants
 ///
-/// `sem` is initialized.
+/// Both are initialized.
 #[pin_data]
 pub(super) struct Validation {
     #[pin]
-    sem: Opaque<bindings::rw_semaphore>,
+    all: Opaque<bindings::rw_semaphore>,
+    #[pin]
+    turn: Opaque<bindings::rw_semaphore>,
 }
 
 // SAFETY: A semaphore may be used from any task.
@@ -53,20 +60,23 @@ unsafe impl Send for Validation {}
 unsafe impl Sync for Validation {}
 
 impl Validation {
-    // Not generic and not inlined, so that the lock class and its name stay in the kernel crate.
+    // Not generic and not inlined, so that the lock classes and their names stay in the kernel
+    // crate.
     #[inline(never)]
     pub(super) fn new() -> Result<Pin<KBox<Self>>> {
-        let key: Pin<&'static LockClassKey> = crate::static_lock_class!();
-        let name = c"drm::ttm::Validation".as_char_ptr();
+        let init = |name: &'static CStr, key: Pin<&'static LockClassKey>| {
+            // SAFETY: `slot` is memory for a semaphore that does not move; the name and the class
+            // are static.
+            Opaque::ffi_init(move |slot| unsafe {
+                bindings::__init_rwsem(slot, name.as_char_ptr(), key.as_ptr())
+            })
+        };
 
         // INVARIANT: Initialized here.
         KBox::pin_init(
             pin_init!(Self {
-                // SAFETY: `slot` is memory for a semaphore that does not move; the name and the
-                // class are static.
-                sem <- Opaque::ffi_init(|slot| unsafe {
-                    bindings::__init_rwsem(slot, name, key.as_ptr())
-                }),
+                all <- init(c"drm::ttm::Validation", crate::static_lock_class!()),
+                turn <- init(c"drm::ttm::Validation::turn", crate::static_lock_class!()),
             }),
             GFP_KERNEL,
         )
@@ -84,55 +94,57 @@ impl Validation {
     /// `EINTR` if the task is killed, and the errors of `f`.
     pub(super) fn run<R>(&self, mut f: impl FnMut() -> Result<R>) -> Result<R> {
         let ret = {
-            let _others = self.enter(false)?;
+            let _others = Entered::new(&self.all, false)?;
             f()
         };
 
-        match ret {
-            Err(e) if e == ENOSPC => {
-                let _alone = self.enter(true)?;
-
-                PAUSES
-                    .iter()
-                    .map(|pause| {
-                        if *pause > 0 {
-                            fsleep(Delta::from_millis(*pause));
-                        }
-                        f()
-                    })
-                    .find(|ret| !matches!(ret, Err(e) if *e == ENOSPC))
-                    .unwrap_or(Err(ENOSPC))
-            }
-            ret => ret,
+        if !matches!(ret, Err(e) if e == ENOSPC) {
+            return ret;
         }
-    }
+        let _turn = Entered::new(&self.turn, true)?;
 
-    fn enter(&self, alone: bool) -> Result<Entered<'_>> {
-        // SAFETY: By the type invariant.
-        to_result(unsafe {
-            if alone {
-                bindings::down_write_killable(self.sem.get())
-            } else {
-                bindings::down_read_killable(self.sem.get())
+        for pause in PAUSES {
+            if pause > 0 {
+                fsleep(Delta::from_millis(pause));
             }
-        })?;
-
-        // INVARIANT: The semaphore was just taken.
-        Ok(Entered {
-            validation: self,
-            alone,
-            _not_send: NotThreadSafe,
-        })
+            let _alone = Entered::new(&self.all, true)?;
+            match f() {
+                Err(e) if e == ENOSPC => (),
+                ret => return ret,
+            }
+        }
+        Err(ENOSPC)
     }
 }
 
 /// # Invariants
 ///
-/// The semaphore is held by this task, for writing if `alone`.
+/// The semaphore is initialized, and is held by this task, for writing if `alone`.
 struct Entered<'a> {
-    validation: &'a Validation,
+    sem: &'a Opaque<bindings::rw_semaphore>,
     alone: bool,
     _not_send: NotThreadSafe,
+}
+
+impl<'a> Entered<'a> {
+    /// Takes a semaphore of a [`Validation`].
+    fn new(sem: &'a Opaque<bindings::rw_semaphore>, alone: bool) -> Result<Self> {
+        // SAFETY: By the type invariant of `Validation` the semaphore is initialized.
+        to_result(unsafe {
+            if alone {
+                bindings::down_write_killable(sem.get())
+            } else {
+                bindings::down_read_killable(sem.get())
+            }
+        })?;
+
+        // INVARIANT: The semaphore was just taken.
+        Ok(Self {
+            sem,
+            alone,
+            _not_send: NotThreadSafe,
+        })
+    }
 }
 
 impl Drop for Entered<'_> {
@@ -140,9 +152,9 @@ impl Drop for Entered<'_> {
         // SAFETY: By the type invariant.
         unsafe {
             if self.alone {
-                bindings::up_write(self.validation.sem.get());
+                bindings::up_write(self.sem.get());
             } else {
-                bindings::up_read(self.validation.sem.get());
+                bindings::up_read(self.sem.get());
             }
         }
     }
