@@ -146,6 +146,6 @@ impl Engine for CpuEngine<'_> {
     }
 
     fn lose_content(&self) {
-        self.scribble(0xa5);
+        self.window().fill(0xa5);
     }
 }

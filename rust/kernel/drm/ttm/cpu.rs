@@ -150,14 +150,6 @@ impl<'a> CpuEngine<'a> {
         self.ring.close();
     }
 
-    /// Overwrites all of VRAM, as the loss of power does.
-    ///
-    /// For drivers of devices that keep their memory, to test the loss of it. Nothing may be
-    /// queued.
-    pub fn scribble(&self, byte: u8) {
-        self.window().fill(byte);
-    }
-
     /// Reads the BAR at `at`, as the device does by an address in a page table.
     ///
     /// # Errors

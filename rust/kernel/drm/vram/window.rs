@@ -13,10 +13,13 @@ use crate::{
     prelude::*,
     sizes::SZ_1M, //
 };
-use core::ptr::NonNull;
+use core::{
+    ops::Range,
+    ptr::NonNull, //
+};
 
-/// How many bytes are cleared before other tasks may use the processor.
-const CLEAR_AT_ONCE: usize = SZ_1M;
+/// How many bytes are written before other tasks may use the processor.
+const SET_AT_ONCE: usize = SZ_1M;
 
 /// A memory BAR that the CPU sees, mapped write-combined into the kernel.
 ///
@@ -171,20 +174,23 @@ impl<'a> Window<'a> {
         raw_pci(self.pdev)
     }
 
-    /// Writes `byte` to the whole BAR. Sleeps, as a BAR may have many gigabytes.
-    #[cfg(CONFIG_RUST_DRM_TTM)]
-    #[inline(never)]
-    pub(crate) fn fill(&self, byte: u8) {
+    /// Writes `byte` to the whole BAR, as a loss of power may. Sleeps, as a BAR may have many
+    /// gigabytes.
+    pub fn fill(&self, byte: u8) {
         // CAST: The size of a mapping has less than 64 bits.
-        let len = self.len as usize;
+        self.set(0..self.len as usize, byte);
+    }
 
-        for at in (0..len).step_by(CLEAR_AT_ONCE) {
+    /// Writes `byte` to a part of the BAR, which must be inside of it.
+    #[inline(never)]
+    fn set(&self, range: Range<usize>, byte: u8) {
+        for at in range.clone().step_by(SET_AT_ONCE) {
             let to = self.addr.as_ptr().wrapping_byte_add(at);
 
             // SAFETY: By the type invariant the whole BAR is mapped. No code relies on the content
             // of VRAM.
             unsafe {
-                bindings::memset_io(to, byte.into(), CLEAR_AT_ONCE.min(len - at));
+                bindings::memset_io(to, byte.into(), SET_AT_ONCE.min(range.end - at));
                 bindings::cond_resched();
             }
         }
@@ -230,16 +236,7 @@ impl<'a> Window<'a> {
             // CAST: The size of a mapping has less than 64 bits.
             let (offset, len) = (range.offset as usize, range.len as usize);
 
-            for at in (0..len).step_by(CLEAR_AT_ONCE) {
-                let to = self.addr.as_ptr().wrapping_byte_add(offset + at);
-
-                // SAFETY: By the type invariant the whole BAR is mapped, and it has all of the
-                // ranges, on whose content no code relies. May sleep.
-                unsafe {
-                    bindings::memset_io(to, 0, CLEAR_AT_ONCE.min(len - at));
-                    bindings::cond_resched();
-                }
-            }
+            self.set(offset..offset + len, 0);
         }
         self.flush(vram);
         Ok(())
