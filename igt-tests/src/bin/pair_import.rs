@@ -12,6 +12,7 @@ use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbinding;
+use vvram_tests::split::{Card, Module, Split};
 use vvram_tests::{
     check, check_eq, check_ok, expect_errno, fail, igt_main, uapi, vm, Outcome, Stop,
 };
@@ -432,6 +433,24 @@ fn page_tables() -> Outcome {
     Ok(())
 }
 
+/// Each has an auxiliary device of its own, and a driver that is split in two.
+fn both_split() -> Outcome {
+    let module = Module::load()?;
+    let gpus = PciDevice::vvrams();
+    check_eq!(gpus.len(), 2, "GPUs");
+    let (one, two) = (
+        Split::new(&module, &gpus[0])?,
+        Split::new(&module, &gpus[1])?,
+    );
+    for split in [&one, &two] {
+        let card = Card::open(split.gpu())?;
+        let buffer = card.export(card.create(PAGE64)?)?;
+        check_eq!(buffer.size()?, PAGE64, "size of the buffer");
+    }
+    two.undo()?;
+    one.undo()
+}
+
 igt_main! {
     "path", "bus address, host bridge or system memory, and the bytes", path;
     "vram-or-fail", "peer to peer or refused with the reason", vram_or_fail;
@@ -440,5 +459,6 @@ igt_main! {
     "unbind-exporter", "the importer unmaps and gets ENODEV", unbind_exporter;
     "unbind-importer", "it is detached when its driver goes", unbind_importer;
     "crosswise", "both import from each other under pressure", crosswise;
+    "both-split", "avram on both of them", both_split;
     "page-tables", "page tables of the importer, while the exporter moves the buffer", page_tables;
 }

@@ -14,6 +14,10 @@ use kernel::{
     pci,
     prelude::*,
     sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc,
         Mutex, //
     },
@@ -24,6 +28,9 @@ use crate::MODULE;
 
 /// The BAR that shows VRAM.
 pub(crate) const BAR: u32 = 2;
+
+/// The number of the next auxiliary device.
+static IDS: Atomic<u32> = Atomic::new(0);
 
 /// The name of the auxiliary device.
 pub(crate) const NAME: &CStr = c"drm";
@@ -56,7 +63,9 @@ fn register<'a>(pdev: &'a pci::Device<device::Bound>) -> Result<Drm<'a>> {
         vram: Allocator::new(0..pdev.resource_len(BAR)?)?,
     };
 
-    auxiliary::Registration::new(pdev.as_ref(), NAME, 0, MODULE, api)
+    let id = IDS.fetch_add(1, Relaxed);
+
+    auxiliary::Registration::new(pdev.as_ref(), NAME, id, MODULE, api)
 }
 
 kernel::pci_device_table!(
