@@ -42,6 +42,20 @@ fn flags_known() -> Outcome {
     Ok(())
 }
 
+/// An object with pages of its own cannot be pinned by the kernel on behalf of anybody but a disk.
+fn populate() -> Outcome {
+    let drm = Drm::open()?;
+    let object = drm.create_flags(2 * PAGE64, uapi::CREATE_VRAM | uapi::CREATE_DIRECT_IO)?;
+    let map = object.map()?;
+    for advice in [libc::MADV_POPULATE_READ, libc::MADV_POPULATE_WRITE] {
+        let result = map.advise(0..2, advice);
+        expect_errno("madvise(MADV_POPULATE)", result, libc::EINVAL)?;
+    }
+    map.write(0, 1);
+    check_eq!(map.read(0), 1, "what was written");
+    Ok(())
+}
+
 fn too_large() -> Outcome {
     let drm = Drm::open()?;
     let vram = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
@@ -213,6 +227,7 @@ fn card_node() -> Outcome {
 igt_main! {
     "sizes", "from 1 byte, rounded up to a page, charged exactly", sizes;
     "flags-known", "every placement gives VRAM", flags_known;
+    "populate", "EINVAL for madvise() that populates a mapping for direct I/O", populate;
     "too-large", "ENOSPC above the size of VRAM, up to sizes that wrap", too_large;
     "whole-vram", "one object can have it all, the next gets ENOSPC", whole_vram;
     "until-full", "pages until ENOSPC, then all of them back", until_full;
