@@ -126,8 +126,9 @@ pub struct Device<T: TtmObject> {
     /// The counters of what importers got.
     peers: peer::Counters,
     holders: peer::Holders,
-    /// The driver is suspending or resuming the device, for which objects are moved.
-    pub(crate) in_transition: Atomic<bool>,
+    /// The task in which the driver suspends or resumes the device, for which objects are moved, or
+    /// 0.
+    pub(super) transition: Atomic<usize>,
     /// Objects have backups.
     pub(crate) has_backups: Atomic<bool>,
     objects: Pin<KBox<Mutex<Objects>>>,
@@ -210,7 +211,7 @@ impl<T: TtmObject> Device<T> {
             validation: Validation::new()?,
             peers: peer::Counters::new(),
             holders: peer::Holders::new(),
-            in_transition: Atomic::new(false),
+            transition: Atomic::new(0),
             has_backups: Atomic::new(false),
             objects: Objects::new()?,
             windows: Windows::new()?,

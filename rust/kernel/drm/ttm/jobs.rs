@@ -71,6 +71,12 @@ impl Jobs {
     }
 }
 
+/// Returns a number that only the current task has, and that is not 0.
+fn this_task() -> usize {
+    // SAFETY: There always is a current task. Its address is only compared.
+    unsafe { bindings::get_current() as usize }
+}
+
 impl<T: TtmObject> Device<T> {
     const DMA: bool = <T::Engine<'static> as Engine>::DMA;
 
@@ -137,6 +143,15 @@ impl<T: TtmObject> Device<T> {
         )
     }
 
+    /// Calls `f`, which moves objects because the driver suspends or resumes the device. Only this
+    /// task may do so without keeping the device active.
+    pub(crate) fn in_transition<R>(&self, f: impl FnOnce() -> R) -> R {
+        self.transition.store(this_task(), Relaxed);
+        let ret = f();
+        self.transition.store(0, Relaxed);
+        ret
+    }
+
     /// Checks that engines can work. `runtime_guard` keeps the device active for them.
     ///
     /// # Errors
@@ -146,7 +161,7 @@ impl<T: TtmObject> Device<T> {
         // Without a guard the job moves an exported object out of VRAM: the driver cannot suspend
         // the device before it has taken the reservation, and seen that the object has left.
         if runtime_guard.is_none()
-            && !self.in_transition.load(Relaxed)
+            && self.transition.load(Relaxed) != this_task()
             && !pm::is_suspending(self.owner())
         {
             return Err(EAGAIN);

@@ -155,9 +155,8 @@ impl<T: TtmObject> Device<T> {
     /// - `ENOMEM` if memory runs out, and the error of a move.
     pub fn suspend(&self, content: Content, ctx: &mut OpCtx) -> Result {
         self.zap_mappings();
-        self.in_transition.store(true, Relaxed);
-        let ret = self.for_each_object(|object| object.leave_vram(content, ctx));
-        self.in_transition.store(false, Relaxed);
+        let ret =
+            self.in_transition(|| self.for_each_object(|object| object.leave_vram(content, ctx)));
 
         if ret.is_err() {
             // The content is still in VRAM, so the backups are not needed.
@@ -188,15 +187,15 @@ impl<T: TtmObject> Device<T> {
             return Ok(());
         }
 
-        self.in_transition.store(true, Relaxed);
         // If one object fails, the others still get their content back.
         let mut first = Ok(());
-        let ret = self.for_each_object(|object| {
-            first = first.and(object.restore());
-            Ok(())
+        let ret = self.in_transition(|| {
+            self.for_each_object(|object| {
+                first = first.and(object.restore());
+                Ok(())
+            })
         });
         let ret = ret.and(first);
-        self.in_transition.store(false, Relaxed);
 
         if ret.is_ok() {
             self.has_backups.store(false, Relaxed);
