@@ -158,14 +158,26 @@ mod tests {
         importer::{
             prompt,
             unmap, //
-        }, //
+        },
+        waits::{
+            work,
+            Meanwhile, //
+        },
+        worker::soon, //
     };
     use kernel::{
         dma::DataDirection,
         dma_buf::Attachment,
-        drm::gem::peer::{
-            Event,
-            Reason, //
+        dma_resv::{
+            DmaResv,
+            Usage, //
+        },
+        drm::gem::{
+            peer::{
+                Event,
+                Reason, //
+            },
+            IntoGEMObject, //
         }, //
     };
 
@@ -250,6 +262,29 @@ mod tests {
                 check_eq!(notified.windows.load(Relaxed), left);
             }
             Ok(())
+        })
+    }
+
+    /// Nobody waits for work of another device to free an object; its VRAM is not given to others
+    /// until the work is done.
+    #[test]
+    fn busy_vram_is_freed_later() -> Result {
+        with_device(|pdev| {
+            let pdev: &pci::Device<Bound> = pdev;
+            let size = pdev.resource_len(BAR)?;
+            let (card, _) = card(pdev, size, size)?;
+            let object = Object::new(card.device(), size as usize, ())?;
+            // SAFETY: The object is valid, and so is its reservation.
+            let resv = unsafe { DmaResv::from_raw((*object.as_raw()).resv) };
+            let job = work(&mut resv.lock().locked(), Usage::Bookkeep)?;
+            let new = || Object::new(card.device(), PAGE as usize, ());
+
+            let freed = Meanwhile::new(move || drop(object))?;
+            check!(soon(|| freed.is_over()));
+            check_eq!(new().err(), Some(ENOSPC));
+            job.signal(Ok(()));
+            check!(soon(|| new().is_ok()));
+            freed.end()
         })
     }
 

@@ -86,10 +86,12 @@ use crate::{
     bindings,
     dma_buf::fence::{
         wait_result,
+        AnyFence,
         Fence, //
     },
     error::to_result,
     prelude::*,
+    sync::aref::ARef,
     time::Jiffies,
     types::{
         NotThreadSafe,
@@ -98,7 +100,10 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
-    ptr, //
+    ptr::{
+        self,
+        NonNull, //
+    }, //
 };
 
 /// The maximal number of slots that can be reserved at once.
@@ -317,6 +322,25 @@ impl DmaResv {
         wait_result(unsafe {
             bindings::dma_resv_wait_timeout(self.as_raw(), usage.as_raw(), interruptible, timeout)
         })
+    }
+
+    /// Returns a fence that signals when all fences of `usage` have that are not done, or [`None`] if
+    /// there are none. Needs no lock. The fence must not be added to a reservation.
+    ///
+    /// May sleep. Mirrors `dma_resv_get_singleton()`.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    pub fn singleton(&self, usage: Usage) -> Result<Option<ARef<AnyFence>>> {
+        let mut fence = ptr::null_mut();
+
+        // SAFETY: By the type invariant the reservation is valid.
+        to_result(unsafe {
+            bindings::dma_resv_get_singleton(self.as_raw(), usage.as_raw(), &mut fence)
+        })?;
+        // SAFETY: The fence, if there is one, is valid and comes with a reference.
+        Ok(NonNull::new(fence).map(|fence| unsafe { ARef::from_raw(fence.cast()) }))
     }
 
     /// Returns whether all fences of `usage` have signalled. Never sleeps.

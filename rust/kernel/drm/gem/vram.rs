@@ -49,10 +49,7 @@ use crate::{
     container_of,
     device,
     dma_buf::mapping::RangeList,
-    dma_resv::{
-        DmaResv,
-        Usage, //
-    },
+    dma_resv::DmaResv,
     drm::{
         self,
         devres::while_registered,
@@ -62,6 +59,7 @@ use crate::{
         },
         private::Sealed,
         vram::{
+            free_when_idle,
             Allocation,
             Allocator,
             ApertureHook,
@@ -288,7 +286,9 @@ pub struct Object<T: VramObject> {
     /// The client that exported the object.
     client: UnsafeCell<Client>,
     id: u64,
-    vram: Allocation,
+    ranges: Arc<Ranges>,
+    /// [`None`] once the object is freed, whose VRAM may be in use for longer.
+    vram: Option<Allocation>,
     device: Device<T>,
     owner: ARef<device::Device>,
     /// Peers see all of the object.
@@ -368,7 +368,8 @@ impl<T: VramObject> Object<T> {
                 id,
                 is_visible: vram.ranges().is_below(whose.visible),
                 owner: whose.owner.clone(),
-                vram,
+                ranges: vram.ranges().clone(),
+                vram: Some(vram),
                 device: Device(device.0.clone()),
                 data <- T::new(dev, size, args),
             }),
@@ -398,7 +399,7 @@ impl<T: VramObject> Object<T> {
     /// Returns where in VRAM the object is.
     #[inline]
     pub fn ranges(&self) -> &Arc<Ranges> {
-        self.vram.ranges()
+        &self.ranges
     }
 }
 
@@ -600,16 +601,18 @@ unsafe extern "C" fn free_callback<T: VramObject>(gem: *mut bindings::drm_gem_ob
     // the device, and is on the list; once it is off the list no task can get a reference.
     unsafe {
         let dev = (*gem).dev;
-        let obj: &Object<T> = IntoGEMObject::from_raw(gem);
+        let listed: &Object<T> = IntoGEMObject::from_raw(gem);
 
-        obj.device.0.objects.lock().remove(obj.id);
-        // Work of the driver may still use the VRAM, which is reused after this. The wait is not
-        // interruptible, so it does not fail.
-        let _ = DmaResv::from_raw((*gem).resv).wait(Usage::Bookkeep, false);
+        listed.device.0.objects.lock().remove(listed.id);
+        let mut obj =
+            KBox::from_raw(container_of!(Opaque::cast_from(gem), Object<T>, gem).cast_mut());
+        // Work may still use the VRAM. It may depend on other devices, for which `close()` and an
+        // exit of a process must not wait.
+        if let Some(vram) = obj.vram.take() {
+            free_when_idle(vram, DmaResv::from_raw((*gem).resv));
+        }
         bindings::drm_gem_object_release(gem);
-        drop(KBox::from_raw(
-            container_of!(Opaque::cast_from(gem), Object<T>, gem).cast_mut(),
-        ));
+        drop(obj);
         bindings::drm_dev_put(dev);
     }
 }

@@ -7,6 +7,7 @@
 
 mod allocator;
 mod aperture;
+mod busy;
 mod layout;
 mod objects;
 mod place;
@@ -16,7 +17,6 @@ mod ranges;
 mod reclaim;
 mod window;
 
-pub(crate) use self::objects::Objects;
 #[cfg(CONFIG_RUST_DRM_TTM)]
 pub(crate) use self::objects::Room;
 #[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
@@ -45,6 +45,10 @@ pub use self::{
         Ranges, //
     },
     window::Window, //
+};
+pub(crate) use self::{
+    busy::free_when_idle,
+    objects::Objects, //
 };
 
 use crate::{
