@@ -339,8 +339,8 @@ mod tests {
         for turn in [
             Turn::Callbacks,
             Turn::Interface,
-            Turn::Callbacks,
             Turn::Interface,
+            Turn::Callbacks,
         ] {
             let own = Arc::new(Atomic::new(0), GFP_KERNEL)?;
             let value = Counted {
@@ -365,9 +365,9 @@ mod tests {
         assert_eq!(dropped(), [0, 1, 0, 0]);
         // SAFETY: The device is valid, and about to be unbound.
         unsafe { release_all_early(bound.as_ref().as_raw()) };
-        assert_eq!(dropped(), [4, 1, 3, 2]);
+        assert_eq!(dropped(), [4, 1, 2, 3]);
         drop((faux, last, owners));
-        assert_eq!(dropped(), [4, 1, 3, 2]);
+        assert_eq!(dropped(), [4, 1, 2, 3]);
         Ok(())
     }
 }
