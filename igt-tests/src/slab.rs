@@ -5,6 +5,10 @@
 use crate::misc::{self, meminfo};
 use crate::Outcome;
 
+/// How often the rounds are made. Memory that is on its way, and slabs that are not full, show once;
+/// a leak shows each time.
+const TRIES: usize = 3;
+
 /// Runs `round` many times, and checks that the slab does not grow by `bytes` each time. The slab
 /// has no objects that are larger than 8 KiB.
 ///
@@ -17,18 +21,20 @@ pub fn repeat(rounds: u64, bytes: u64, mut round: impl FnMut() -> Outcome) -> Ou
     for _ in 0..rounds / 5 {
         round()?;
     }
-    let Some(before) = meminfo("SUnreclaim") else {
-        fail!("/proc/meminfo has no SUnreclaim");
-    };
-    for _ in 0..rounds {
-        round()?;
+    let (mut grown, leak) = (0, rounds * bytes / 1024);
+    for _ in 0..TRIES {
+        let Some(before) = meminfo("SUnreclaim") else {
+            fail!("/proc/meminfo has no SUnreclaim");
+        };
+        for _ in 0..rounds {
+            round()?;
+        }
+        let after = meminfo("SUnreclaim").unwrap_or_default();
+        grown = after.saturating_sub(before);
+        println!("{rounds} rounds: SUnreclaim {before} -> {after} kB; a leak would be {leak} kB");
+        if grown < leak / 3 {
+            return Ok(());
+        }
     }
-    let after = meminfo("SUnreclaim").unwrap_or_default();
-    let (grown, leak) = (after.saturating_sub(before), rounds * bytes / 1024);
-    println!("{rounds} rounds: SUnreclaim {before} -> {after} kB; a leak would be {leak} kB");
-    check!(
-        grown < leak / 3,
-        "SUnreclaim grew by {grown} kB over {rounds} rounds; a leak would be {leak} kB"
-    );
-    Ok(())
+    fail!("SUnreclaim grew by {grown} kB over {rounds} rounds; a leak would be {leak} kB")
 }
