@@ -108,7 +108,7 @@ macro_rules! peer_object {
 
             const OPS: &'static kernel::drm::gem::peer::Ops<Self> = &OPS;
 
-            fn exports<'a>(vram: &'a Vram<'a>) -> &'a kernel::drm::gem::peer::Exports<'a, Self> {
+            fn exports<'a, 'bound: 'a>(vram: &'a Vram<'bound>) -> &'a kernel::drm::gem::peer::Exports<'bound, Self> {
                 &vram.exports
             }
 

@@ -192,14 +192,14 @@ impl TtmObject for Bo {
         Domain::Either
     }
 
-    type Engine<'a> = &'a CpuEngine<'a>;
+    type Engine<'a, 'bound: 'a> = &'a CpuEngine<'bound>;
     type Ring = CpuRing;
 
-    fn engine<'a>(vram: &'a Vram<'a>, _index: usize) -> &'a CpuEngine<'a> {
+    fn engine<'a, 'bound: 'a>(vram: &'a Vram<'bound>, _index: usize) -> &'a CpuEngine<'bound> {
         &vram.engine
     }
 
-    fn flush<'a>(vram: &'a Vram<'a>, ranges: &Ranges) {
+    fn flush(vram: &Vram<'_>, ranges: &Ranges) {
         vram.engine.flush(ranges);
     }
 }

@@ -405,7 +405,7 @@ pub(crate) fn domains_asked<R>(f: impl FnOnce() -> R) -> (usize, R) {
 }
 
 impl Mappings for Bo {
-    fn evicted<'a>(vram: &'a Vram<'a>, object: &Held<'_, Object>) {
+    fn evicted(vram: &Vram<'_>, object: &Held<'_, Object>) {
         vram.control.saw(Step::Evicted);
         #[cfg(CONFIG_RUST_DRM_GPUVM)]
         object.mark_mappings_evicted();
@@ -413,7 +413,7 @@ impl Mappings for Bo {
         let _ = object;
     }
 
-    fn zap<'a>(vram: &'a Vram<'a>, object: &Held<'_, Object>) {
+    fn zap(vram: &Vram<'_>, object: &Held<'_, Object>) {
         vram.control.saw(Step::Zapped);
         vram.control.zap(object.object().id());
         #[cfg(CONFIG_RUST_DRM_GPUVM)]
@@ -433,29 +433,29 @@ impl TtmObject for Bo {
         self.0
     }
 
-    type Engine<'a> = Ring<'a>;
+    type Engine<'a, 'bound: 'a> = Ring<'a, 'bound>;
     type Ring = CpuRing;
 
-    fn engine<'a>(vram: &'a Vram<'a>, index: usize) -> Ring<'a> {
+    fn engine<'a, 'bound: 'a>(vram: &'a Vram<'bound>, index: usize) -> Ring<'a, 'bound> {
         Ring { vram, index }
     }
 
     /// With two engines the first one does the moves to system memory, and the second one the rest.
-    fn choose<'a>(vram: &'a Vram<'a>, work: &Work) -> usize {
+    fn choose(vram: &Vram<'_>, work: &Work) -> usize {
         match work {
             Work::Move(transfer) if matches!(transfer.to(), Memory::Pages(_)) => 0,
             _ => vram.engines - 1,
         }
     }
 
-    fn flush<'a>(vram: &'a Vram<'a>, ranges: &Ranges) {
+    fn flush(vram: &Vram<'_>, ranges: &Ranges) {
         vram.engine.flush(ranges);
     }
 }
 
 /// An engine. The CPU does its work in the modes that do work.
-pub(crate) struct Ring<'a> {
-    vram: &'a Vram<'a>,
+pub(crate) struct Ring<'a, 'bound> {
+    vram: &'a Vram<'bound>,
     index: usize,
 }
 

@@ -80,11 +80,11 @@ peer_object! {
 }
 
 impl Mappings for Bo {
-    fn evicted<'a>(vram: &'a Vram<'a>, _object: &Held<'_, Object>) {
+    fn evicted(vram: &Vram<'_>, _object: &Held<'_, Object>) {
         vram.notified.evicted.add(1, Relaxed);
     }
 
-    fn zap<'a>(vram: &'a Vram<'a>, object: &Held<'_, Object>) {
+    fn zap(vram: &Vram<'_>, object: &Held<'_, Object>) {
         let bytes: u64 = object
             .object()
             .ranges()
@@ -106,7 +106,7 @@ impl VramObject for Bo {
         &data.vram
     }
 
-    fn clear<'a>(vram: &'a Vram<'a>, ranges: &Ranges) -> Result {
+    fn clear(vram: &Vram<'_>, ranges: &Ranges) -> Result {
         // The CPU reaches VRAM through the BAR only, and no test reads VRAM behind the BAR.
         if !ranges.is_below(vram.window.len()) {
             return Ok(());
@@ -114,7 +114,7 @@ impl VramObject for Bo {
         vram.window.clear(ranges)
     }
 
-    fn flush<'a>(vram: &'a Vram<'a>, ranges: &Ranges) {
+    fn flush(vram: &Vram<'_>, ranges: &Ranges) {
         vram.window.flush(ranges);
     }
 }
@@ -131,7 +131,7 @@ impl Drop for Shown {
 impl Aperture for Bo {
     type Window = Shown;
 
-    fn map<'a>(vram: &'a Vram<'a>, ranges: &Ranges, pieces: &mut RangeList) -> Result<Shown> {
+    fn map(vram: &Vram<'_>, ranges: &Ranges, pieces: &mut RangeList) -> Result<Shown> {
         for range in ranges.ranges() {
             for at in (range.at..range.at + range.len).step_by(PAGE as usize) {
                 let end = vram.window.len().checked_sub(at).ok_or(EINVAL)?;

@@ -232,7 +232,7 @@ impl Card {
         })
     }
 
-    fn with<R>(&self, f: impl for<'a> FnOnce(&'a Loaded<'a>) -> R) -> Result<R> {
+    fn with<R>(&self, f: impl FnOnce(&Loaded<'_>) -> R) -> Result<R> {
         self.registration.with_data(f).ok_or(ENODEV)
     }
 

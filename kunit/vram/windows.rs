@@ -407,14 +407,14 @@ impl TtmObject for Bo {
         self.0
     }
 
-    type Engine<'a> = &'a CpuEngine<'a>;
+    type Engine<'a, 'bound: 'a> = &'a CpuEngine<'bound>;
     type Ring = CpuRing;
 
-    fn engine<'a>(vram: &'a Vram<'a>, _index: usize) -> &'a CpuEngine<'a> {
+    fn engine<'a, 'bound: 'a>(vram: &'a Vram<'bound>, _index: usize) -> &'a CpuEngine<'bound> {
         &vram.engine
     }
 
-    fn flush<'a>(vram: &'a Vram<'a>, ranges: &Ranges) {
+    fn flush(vram: &Vram<'_>, ranges: &Ranges) {
         vram.engine.flush(ranges);
     }
 }
@@ -422,7 +422,7 @@ impl TtmObject for Bo {
 impl Aperture for Bo {
     type Window = Shown;
 
-    fn map<'a>(vram: &'a Vram<'a>, ranges: &Ranges, pieces: &mut RangeList) -> Result<Shown> {
+    fn map(vram: &Vram<'_>, ranges: &Ranges, pieces: &mut RangeList) -> Result<Shown> {
         vram.aperture.map(ranges, pieces)
     }
 }

@@ -300,10 +300,7 @@ impl<T: Driver + 'static> Registration<T> {
     /// Calls `f` with the registration data, or returns [`None`] if the device was unplugged.
     ///
     /// An unplug waits until `f` has returned.
-    pub fn with_data<R>(
-        &self,
-        f: impl for<'a> FnOnce(&'a T::RegistrationData<'a>) -> R,
-    ) -> Option<R> {
+    pub fn with_data<R>(&self, f: impl FnOnce(&T::RegistrationData<'_>) -> R) -> Option<R> {
         // SAFETY: The device is valid, and was registered.
         let dev: &drm::Device<T, drm::Ioctl> = unsafe { drm::Device::from_raw(self.drm.as_raw()) };
 
@@ -323,7 +320,7 @@ impl<T: Driver + 'static> Registration<T> {
 #[cfg(CONFIG_RUST_DRM_PEER)]
 pub(crate) unsafe fn while_registered<D: Driver, R>(
     dev: *mut crate::bindings::drm_device,
-    f: impl for<'a> FnOnce(&'a D::RegistrationData<'a>) -> Result<R>,
+    f: impl FnOnce(&D::RegistrationData<'_>) -> Result<R>,
 ) -> Result<R> {
     struct Section(i32);
 

@@ -49,11 +49,11 @@ impl VramObject for BoData {
         &data.vram
     }
 
-    fn clear<'a>(bound: &'a Bound<'a>, vram: &Ranges) -> Result {
+    fn clear(bound: &Bound<'_>, vram: &Ranges) -> Result {
         bound.window.clear(vram)
     }
 
-    fn flush<'a>(bound: &'a Bound<'a>, vram: &Ranges) {
+    fn flush(bound: &Bound<'_>, vram: &Ranges) {
         bound.window.flush(vram);
     }
 }
@@ -63,7 +63,7 @@ impl PeerObject for BoData {
 
     const OPS: &'static peer::Ops<Self> = &PEER_OPS;
 
-    fn exports<'a>(bound: &'a Bound<'a>) -> &'a peer::Exports<'a, Self> {
+    fn exports<'a, 'bound: 'a>(bound: &'a Bound<'bound>) -> &'a peer::Exports<'bound, Self> {
         &bound.exports
     }
 }

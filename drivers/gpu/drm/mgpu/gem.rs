@@ -103,11 +103,11 @@ impl DriverObject for BoData {
 }
 
 impl Mappings for BoData {
-    fn evicted<'a>(_bound: &'a Bound<'a>, object: &Held<'_, Bo>) {
+    fn evicted(_bound: &Bound<'_>, object: &Held<'_, Bo>) {
         vm::evicted(object);
     }
 
-    fn zap<'a>(_bound: &'a Bound<'a>, object: &Held<'_, Bo>) {
+    fn zap(_bound: &Bound<'_>, object: &Held<'_, Bo>) {
         vm::zap(object);
     }
 }
@@ -115,15 +115,11 @@ impl Mappings for BoData {
 impl Aperture for BoData {
     type Window = Window;
 
-    fn size<'a>(bound: &'a Bound<'a>) -> u64 {
+    fn size(bound: &Bound<'_>) -> u64 {
         bound.gpu.aperture.len()
     }
 
-    fn map<'a>(
-        bound: &'a Bound<'a>,
-        vram: &Ranges,
-        pieces: &mut RangeList,
-    ) -> Result<Self::Window> {
+    fn map(bound: &Bound<'_>, vram: &Ranges, pieces: &mut RangeList) -> Result<Self::Window> {
         let recovery = &bound.gpu.recovery;
         let resets = recovery.device_resets();
         let ret = bound.gpu.aperture.map(vram, pieces);
@@ -153,19 +149,19 @@ impl TtmObject for BoData {
         Some(file.inner().get_ref().pins())
     }
 
-    type Engine<'a> = &'a CopyEngine<'a>;
+    type Engine<'a, 'bound: 'a> = &'a CopyEngine<'bound>;
     type Ring = CopyRing;
 
-    fn engine<'a>(bound: &'a Bound<'a>, _index: usize) -> &'a CopyEngine<'a> {
+    fn engine<'a, 'bound: 'a>(bound: &'a Bound<'bound>, _index: usize) -> &'a CopyEngine<'bound> {
         &bound.engine
     }
 
-    fn end_jobs<'a>(bound: &'a Bound<'a>) {
+    fn end_jobs(bound: &Bound<'_>) {
         bound.compute.0.end();
         bound.engine.ring.end();
     }
 
-    fn flush<'a>(bound: &'a Bound<'a>, _vram: &Ranges) {
+    fn flush(bound: &Bound<'_>, _vram: &Ranges) {
         bound.engine.view.window().flush_all();
     }
 }
@@ -175,7 +171,7 @@ impl PeerObject for BoData {
 
     const OPS: &'static peer::Ops<Self> = &PEER_OPS;
 
-    fn exports<'a>(bound: &'a Bound<'a>) -> &'a peer::Exports<'a, Self> {
+    fn exports<'a, 'bound: 'a>(bound: &'a Bound<'bound>) -> &'a peer::Exports<'bound, Self> {
         &bound.exports
     }
 

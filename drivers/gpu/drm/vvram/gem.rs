@@ -94,11 +94,11 @@ impl DriverObject for BoData {
 }
 
 impl Mappings for BoData {
-    fn evicted<'a>(bound: &'a BoundData<'a>, object: &Held<'_, Bo>) {
+    fn evicted(bound: &BoundData<'_>, object: &Held<'_, Bo>) {
         bound.mapped.evicted(object.object().id());
     }
 
-    fn zap<'a>(bound: &'a BoundData<'a>, object: &Held<'_, Bo>) {
+    fn zap(bound: &BoundData<'_>, object: &Held<'_, Bo>) {
         bound.mapped.zap(object.object().id());
     }
 }
@@ -118,7 +118,7 @@ impl TtmObject for BoData {
         self.direct_io
     }
 
-    fn pages<'a>(bound: &'a BoundData<'a>) -> Option<&'a BarPages<'a>> {
+    fn pages<'a>(bound: &'a BoundData<'_>) -> Option<&'a BarPages<'a>> {
         bound.pages.as_ref()
     }
 
@@ -126,18 +126,21 @@ impl TtmObject for BoData {
         Some(file.inner().get_ref().pins())
     }
 
-    type Engine<'a> = &'a (dyn Engine + 'a);
+    type Engine<'a, 'bound: 'a> = &'a (dyn Engine + 'bound);
     type Ring = CpuRing;
 
-    fn engine<'a>(bound: &'a BoundData<'a>, _index: usize) -> Self::Engine<'a> {
+    fn engine<'a, 'bound: 'a>(
+        bound: &'a BoundData<'bound>,
+        _index: usize,
+    ) -> Self::Engine<'a, 'bound> {
         &*bound.engine
     }
 
-    fn reclaim<'a>(bound: &'a BoundData<'a>) -> Option<&'a dyn Reclaim> {
+    fn reclaim<'a>(bound: &'a BoundData<'_>) -> Option<&'a dyn Reclaim> {
         bound.svm.as_ref().map(|svm| &**svm as &dyn Reclaim)
     }
 
-    fn flush<'a>(bound: &'a BoundData<'a>, vram: &Ranges) {
+    fn flush(bound: &BoundData<'_>, vram: &Ranges) {
         bound.engine.flush(vram);
     }
 }
@@ -147,7 +150,7 @@ impl PeerObject for BoData {
 
     const OPS: &'static peer::Ops<Self> = &PEER_OPS;
 
-    fn exports<'a>(bound: &'a BoundData<'a>) -> &'a peer::Exports<'a, Self> {
+    fn exports<'a, 'bound: 'a>(bound: &'a BoundData<'bound>) -> &'a peer::Exports<'bound, Self> {
         &bound.exports
     }
 

@@ -69,7 +69,7 @@ pub trait Mappings: DriverObject {
     /// The object is about to leave where it is: new work must not use its addresses.
     ///
     /// Called after importers were notified and before any wait. Sets flags; must not wait.
-    fn evicted<'a>(reg: &'a RegistrationData<'a, Self>, object: &Held<'_, DriverAllocImpl<Self>>);
+    fn evicted(reg: &RegistrationData<'_, Self>, object: &Held<'_, DriverAllocImpl<Self>>);
 
     /// The object leaves where it is: no entry of a page table may lead there when this returns.
     ///
@@ -81,7 +81,7 @@ pub trait Mappings: DriverObject {
     /// The device is active if the object moves to or from VRAM. It may be suspended if system
     /// memory is about to be swapped out, or a buffer of another device is invalidated: then the
     /// entries have to be cleared before the device uses them again.
-    fn zap<'a>(reg: &'a RegistrationData<'a, Self>, object: &Held<'_, DriverAllocImpl<Self>>);
+    fn zap(reg: &RegistrationData<'_, Self>, object: &Held<'_, DriverAllocImpl<Self>>);
 }
 
 /// The address of a part of an object, for a page table of the device.
@@ -205,10 +205,10 @@ unsafe fn call<T: Mappings>(gem: *mut bindings::drm_gem_object, call: Call, when
 /// # Safety
 ///
 /// The requirements of [`Caller`], with a DRM device to which the caller has a reference.
-unsafe fn with_reference<'a, T: Mappings>(
+unsafe fn with_reference<T: Mappings>(
     gem: *mut bindings::drm_gem_object,
     call: Call,
-    reg: &'a RegistrationData<'a, T>,
+    reg: &RegistrationData<'_, T>,
 ) {
     // The driver may take references, so this function has to have one.
     // SAFETY: The memory of the object is valid.

@@ -139,9 +139,9 @@ pub trait PeerObject: DriverObject<Driver: drm::Driver<Object = Self::Class>> {
     const OPS: &'static Ops<Self>;
 
     /// Returns the list of exported buffers, which the driver keeps in its registration data.
-    fn exports<'a>(
-        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
-    ) -> &'a Exports<'a, Self>;
+    fn exports<'a, 'bound: 'a>(
+        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'bound>,
+    ) -> &'a Exports<'bound, Self>;
 
     /// Returns whether importers get the object in VRAM or not at all.
     ///

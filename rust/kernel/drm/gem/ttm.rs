@@ -130,14 +130,14 @@
 //!         self.0
 //!     }
 //!
-//!     type Engine<'a> = &'a CpuEngine<'a>;
+//!     type Engine<'a, 'bound: 'a> = &'a CpuEngine<'bound>;
 //!     type Ring = CpuRing;
 //!
-//!     fn engine<'a>(vram: &'a Vram<'a>, _index: usize) -> &'a CpuEngine<'a> {
+//!     fn engine<'a, 'bound: 'a>(vram: &'a Vram<'bound>, _index: usize) -> &'a CpuEngine<'bound> {
 //!         &vram.engine
 //!     }
 //!
-//!     fn flush<'a>(vram: &'a Vram<'a>, ranges: &Ranges) {
+//!     fn flush(vram: &Vram<'_>, ranges: &Ranges) {
 //!         vram.engine.flush(ranges);
 //!     }
 //! }
@@ -147,7 +147,7 @@
 //!
 //!     const OPS: &'static peer::Ops<Self> = &OPS;
 //!
-//!     fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
+//!     fn exports<'a, 'bound: 'a>(vram: &'a Vram<'bound>) -> &'a peer::Exports<'bound, Self> {
 //!         &vram.exports
 //!     }
 //! }

@@ -121,16 +121,13 @@ pub trait VramObject:
     /// # Errors
     ///
     /// On an error the object is not made.
-    fn clear<'a>(
-        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
-        vram: &Ranges,
-    ) -> Result;
+    fn clear(reg: &<Self::Driver as drm::Driver>::RegistrationData<'_>, vram: &Ranges) -> Result;
 
     /// Makes writes of the CPU to an object through the BAR visible to the device and to peers.
     ///
     /// Called with the reservation of the object held, while the driver is bound and the device is
     /// active.
-    fn flush<'a>(reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>, vram: &Ranges);
+    fn flush(reg: &<Self::Driver as drm::Driver>::RegistrationData<'_>, vram: &Ranges);
 }
 
 /// The VRAM of one DRM device, for objects that stay there.

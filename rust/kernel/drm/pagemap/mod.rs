@@ -276,7 +276,7 @@ pub trait Driver: Sized + Send + Sync + 'static {
 ///   [`Driver::copy_to_dev`] and [`RuntimeGuard::new`].
 pub fn migrate<T: Driver>(
     drm: &drm::Device<T::Drm>,
-    of: impl for<'a> Fn(&'a RegistrationData<'a, T>) -> Option<&'a PageMap<T>>,
+    of: impl for<'a, 'b> Fn(&'a RegistrationData<'b, T>) -> Option<&'a PageMap<T>>,
     mm: &Mm,
     range: Range<usize>,
 ) -> Result {
@@ -341,7 +341,7 @@ pub fn migrate<T: Driver>(
 /// `ENODEV` if the device is not registered, and what `f` returns.
 fn with_data<T: Driver, R>(
     drm: &drm::Device<T::Drm>,
-    f: impl for<'a> FnOnce(&'a RegistrationData<'a, T>) -> Result<R>,
+    f: impl FnOnce(&RegistrationData<'_, T>) -> Result<R>,
 ) -> Result<R> {
     // SAFETY: The device is valid, and of `T::Drm`.
     unsafe { while_registered::<T::Drm, _>(drm.as_raw(), f) }

@@ -103,10 +103,7 @@ impl<Q> LazyQueue<Q> {
     pub fn get_or_make<D: drm::Driver>(
         &self,
         dev: &drm::Device<D, drm::Ioctl>,
-        make: impl for<'a> FnOnce(
-            &drm::Device<D, drm::Registered>,
-            &'a D::RegistrationData<'a>,
-        ) -> Result<Q>,
+        make: impl FnOnce(&drm::Device<D, drm::Registered>, &D::RegistrationData<'_>) -> Result<Q>,
     ) -> Result<&Q> {
         if let Some(queue) = self.queue.as_ref() {
             return Ok(queue);

@@ -157,7 +157,7 @@ impl<T: TtmObject> Device<T> {
         move_: Some(move_callback::<T>),
         io_mem_reserve: Some(io_mem_reserve_callback::<T>),
         io_mem_pfn: Some(io_mem_pfn_callback::<T>),
-        ttm_tt_unpopulate: if <T::Engine<'static> as Engine>::DMA {
+        ttm_tt_unpopulate: if <T::Engine<'static, 'static> as Engine>::DMA {
             Some(unpopulate_callback::<T>)
         } else {
             None

@@ -78,7 +78,7 @@ fn this_task() -> usize {
 }
 
 impl<T: TtmObject> Device<T> {
-    const DMA: bool = <T::Engine<'static> as Engine>::DMA;
+    const DMA: bool = <T::Engine<'static, 'static> as Engine>::DMA;
 
     /// Checks that the engines can work for `dev`, whose memory VRAM is.
     pub(super) fn setup_jobs(&self, dev: &device::Device<device::Bound>) -> Result {
@@ -127,9 +127,9 @@ impl<T: TtmObject> Device<T> {
     ///   resumed.
     /// - `EINVAL` if the driver chooses an engine that does not exist.
     /// - The errors of the engine, and `ENOMEM` if memory runs out.
-    pub(crate) fn submit<'a>(
+    pub(crate) fn submit(
         &self,
-        reg: &'a <T::Driver as drm::Driver>::RegistrationData<'a>,
+        reg: &<T::Driver as drm::Driver>::RegistrationData<'_>,
         request: Request,
         client: Client<'_, T::Ring>,
     ) -> Result<ARef<Fence>> {

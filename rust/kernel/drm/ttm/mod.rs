@@ -200,7 +200,7 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     /// must not change: an unbind waits for the pages that are mapped, and would wait for ever for
     /// pages that are not returned here any more.
     fn pages<'a>(
-        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
+        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'_>,
     ) -> Option<&'a BarPages<'a>> {
         let _ = reg;
         None
@@ -214,7 +214,7 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     }
 
     /// The engine that moves, clears and copies the content of objects, see [`Work`].
-    type Engine<'a>: Engine<Ring = Self::Ring>;
+    type Engine<'a, 'bound: 'a>: Engine<Ring = Self::Ring>;
 
     /// The ring that does the copies of clients: [`Engine::Ring`].
     type Ring: RingOps;
@@ -223,18 +223,15 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     /// [`Device::with_engines`].
     ///
     /// Called with the reservation of an object held, while the driver is bound.
-    fn engine<'a>(
-        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
+    fn engine<'a, 'bound: 'a>(
+        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'bound>,
         index: usize,
-    ) -> Self::Engine<'a>;
+    ) -> Self::Engine<'a, 'bound>;
 
     /// Returns the number of the engine that should do `work`.
     ///
     /// Called as [`Self::engine`] is.
-    fn choose<'a>(
-        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
-        work: &Work,
-    ) -> usize {
+    fn choose(reg: &<Self::Driver as drm::Driver>::RegistrationData<'_>, work: &Work) -> usize {
         let _ = (reg, work);
         0
     }
@@ -245,7 +242,7 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     /// For engines that do DMA. They must have ended all jobs when this returns, and access no
     /// memory. Called before the last calls of [`gem::Mappings`], and before the registration data
     /// is dropped. No reservation is held; may sleep.
-    fn end_jobs<'a>(reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>) {
+    fn end_jobs(reg: &<Self::Driver as drm::Driver>::RegistrationData<'_>) {
         let _ = reg;
     }
 
@@ -255,7 +252,7 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     /// Called with the reservation of an object held, while the driver is bound.
     /// [`Device::make_room`] is for the other direction.
     fn reclaim<'a>(
-        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
+        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'_>,
     ) -> Option<&'a dyn Reclaim> {
         let _ = reg;
         None
@@ -267,5 +264,5 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     /// Called with the reservation of the object held, while the driver is bound. A device with
     /// caches between the BAR and VRAM flushes them here, too. [`CpuEngine::flush`] is for devices
     /// without such caches.
-    fn flush<'a>(reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>, vram: &Ranges);
+    fn flush(reg: &<Self::Driver as drm::Driver>::RegistrationData<'_>, vram: &Ranges);
 }

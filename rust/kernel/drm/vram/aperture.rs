@@ -83,7 +83,7 @@ pub trait Aperture: DriverObject {
     /// dropped. An importer gets system memory if the object may move there, and else `EOPNOTSUPP`,
     /// in both cases with the reason [`OutsideBar`](crate::drm::gem::peer::Reason::OutsideBar).
     /// Page faults and mappings of the kernel end as if the aperture was full.
-    fn size<'a>(reg: &'a RegistrationData<'a, Self>) -> u64 {
+    fn size(reg: &RegistrationData<'_, Self>) -> u64 {
         let _ = reg;
         u64::MAX
     }
@@ -115,8 +115,8 @@ pub trait Aperture: DriverObject {
     /// Any other error is returned as the error of the mapping; a page fault ends in `SIGBUS`.
     ///
     /// [`NoWindow`]: crate::drm::gem::peer::Reason::NoWindow
-    fn map<'a>(
-        reg: &'a RegistrationData<'a, Self>,
+    fn map(
+        reg: &RegistrationData<'_, Self>,
         vram: &Ranges,
         pieces: &mut RangeList,
     ) -> Result<Self::Window>;
@@ -201,7 +201,7 @@ pub const fn aperture_hook<T: Aperture + PeerObject>() -> ApertureHook<T> {
 }
 
 /// Returns the size of the largest object that can have a window.
-fn limit_of<'a, T: Aperture + PeerObject>(reg: &'a RegistrationData<'a, T>) -> u64 {
+fn limit_of<T: Aperture + PeerObject>(reg: &RegistrationData<'_, T>) -> u64 {
     T::exports(reg).bound().bar_len().min(T::size(reg))
 }
 

@@ -108,7 +108,8 @@ impl<T: TtmObject> Part<'_, T> {
     }
 
     /// Whether engines reach the buffer of another device by DMA.
-    const BY_DMA: bool = <T::Engine<'static> as Engine>::DMA && Object::<T>::CALLER.is_some();
+    const BY_DMA: bool =
+        <T::Engine<'static, 'static> as Engine>::DMA && Object::<T>::CALLER.is_some();
 
     /// Lets the CPU access the buffer of another device, and waits for the work that is in the way.
     /// Returns `None` if the object belongs to this device, or if the CPU does not make the copy.

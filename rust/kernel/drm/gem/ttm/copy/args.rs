@@ -86,9 +86,9 @@ impl CopyArgs<'_> {
         dev: &drm::Device<T::Driver, drm::Ioctl>,
         file: &ClientOf<T>,
         copies: &LazyQueue<CopyQueue<T::Ring>>,
-        make: impl for<'a> FnOnce(
+        make: impl FnOnce(
             &drm::Device<T::Driver, drm::Registered>,
-            &'a <T::Driver as drm::Driver>::RegistrationData<'a>,
+            &<T::Driver as drm::Driver>::RegistrationData<'_>,
         ) -> Result<CopyQueue<T::Ring>>,
     ) -> Result
     where
