@@ -3,6 +3,8 @@
 #ifdef CONFIG_RUST_DRM_PAGEMAP
 #include <linux/device.h>
 #include <linux/dma-direct.h>
+#include <linux/dma-map-ops.h>
+#include <linux/dma-mapping.h>
 #include <linux/io.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
@@ -40,6 +42,18 @@ __rust_helper phys_addr_t rust_helper_dma_to_phys(struct device *dev,
 						  dma_addr_t dma_addr)
 {
 	return dma_to_phys(dev, dma_addr);
+}
+
+__rust_helper bool rust_helper_dev_is_dma_coherent(struct device *dev)
+{
+	return dev_is_dma_coherent(dev);
+}
+
+__rust_helper void
+rust_helper_dma_sync_single_for_device(struct device *dev, dma_addr_t addr,
+				       size_t size, enum dma_data_direction dir)
+{
+	dma_sync_single_for_device(dev, addr, size, dir);
 }
 
 __rust_helper void *rust_helper_phys_to_virt(phys_addr_t address)

@@ -14,6 +14,7 @@ use super::segments::{
 use crate::{
     bindings,
     device::Device,
+    dma::DataDirection,
     drm::vram::Window,
     page::PAGE_SIZE,
     prelude::*, //
@@ -42,13 +43,15 @@ fn copy(
     bar_offset: &dyn Fn(u64) -> Option<u64>,
 ) -> Result {
     let (dev, direction) = (segments.dma_device(), segments.direction());
+    // Where the last page of the window begins, if it has a page.
+    let end = window.len().checked_sub(PAGE_SIZE as u64).ok_or(EIO)?;
     let mut last = None;
 
     for Segment { offset, len, peer } in segments {
         for at in (0..len).step_by(PAGE_SIZE) {
             // OVERFLOW: A segment is inside of the memory of the device.
             let shown = bar_offset(offset + at as u64)
-                .filter(|shown| *shown <= window.len().saturating_sub(PAGE_SIZE as u64))
+                .filter(|shown| *shown <= end)
                 .ok_or(EIO)?;
             // CAST: The size of a mapping has less than 64 bits.
             let vram = window.as_ptr().wrapping_byte_add(shown as usize);
@@ -64,9 +67,11 @@ fn copy(
                         bindings::memcpy_toio(vram, ram, PAGE_SIZE);
                     }
                     (Peer::Dma(addr), Direction::ToRam) => {
-                        let ram = memory_at(dev, addr.wrapping_add(at as u64))?;
+                        let addr = addr.wrapping_add(at as u64);
+                        let ram = memory_at(dev, addr)?;
 
                         bindings::memcpy_fromio(ram, vram, PAGE_SIZE);
+                        keep_written(dev, addr);
                     }
                 }
                 bindings::cond_resched();
@@ -80,6 +85,31 @@ fn copy(
         unsafe { crate::drm::vram::flush(vram) };
     }
     Ok(())
+}
+
+/// Has the unmap of a page for a device keep what the CPU has written to it.
+///
+/// The page is mapped for writes of the device. If that is not coherent, the unmap discards what
+/// the cache of the CPU has of the page.
+///
+/// # Safety
+///
+/// As for [`memory_at`], and the address must be that of a page, which is mapped for writes of the
+/// device.
+unsafe fn keep_written(dev: &Device, addr: u64) {
+    // Mappings by `dma_iova_link()` are unknown to the checks of DMA_API_DEBUG, which complain
+    // about a call that does nothing for a coherent device.
+    // SAFETY: As the caller promises.
+    unsafe {
+        if !bindings::dev_is_dma_coherent(dev.as_raw()) {
+            bindings::dma_sync_single_for_device(
+                dev.as_raw(),
+                addr,
+                PAGE_SIZE,
+                DataDirection::FromDevice.into(),
+            );
+        }
+    }
 }
 
 /// Returns the address in the kernel of the memory that a device reaches at a DMA address.
