@@ -44,11 +44,15 @@ use kernel::{
     sync::{
         atomic::{
             Atomic,
+            Full,
             Relaxed, //
         },
         Arc, //
     }, //
 };
+
+/// The BAR of the device that has less than a page.
+const REGISTERS: u32 = 0;
 
 /// No offset.
 const NONE: u64 = u64::MAX;
@@ -61,6 +65,8 @@ pub(crate) struct Notified {
     lie: Atomic<u64>,
     /// Whether copies to the device fail.
     fails: Atomic<bool>,
+    /// Whether copies to the device use a BAR that is smaller than a page.
+    small: Atomic<bool>,
     /// The number of allocations.
     allocs: Atomic<u64>,
     /// The number of bytes that were copied to the device, copied back, and zeroed.
@@ -76,6 +82,7 @@ pub(crate) struct Notified {
 struct Memory<'a> {
     vram: Arc<Allocator>,
     window: Arc<Window<'a>>,
+    registers: Window<'a>,
     notified: Arc<Notified>,
 }
 
@@ -123,6 +130,9 @@ impl pagemap::Driver for Svm {
                 .store(notified.longest.load(Relaxed).max(len), Relaxed);
             notified.last.store(segment.offset, Relaxed);
         }
+        if notified.small.load(Relaxed) {
+            return segments.copy_by_cpu(&memory.registers, |_| Some(0));
+        }
         segments.copy_by_cpu(&memory.window, Some)
     }
 
@@ -161,6 +171,7 @@ impl RegistrationInit<Driver> for Init {
         let memory = Memory {
             vram: self.vram,
             window: window.clone(),
+            registers: Window::new(pdev, REGISTERS, c"vram_kunit")?,
             notified: self.notified,
         };
 
@@ -209,6 +220,7 @@ impl Card {
                 place: Atomic::new(NONE),
                 lie: Atomic::new(NONE),
                 fails: Atomic::new(false),
+                small: Atomic::new(false),
                 allocs: Atomic::new(0),
                 to_dev: Atomic::new(0),
                 to_ram: Atomic::new(0),
@@ -315,6 +327,42 @@ fn aliases(pages: &PageMap<Svm>, index: usize) -> Option<(u64, usize)> {
     }
 }
 
+/// A reference to a page of VRAM that a process has. It stands for the one that a task is about to
+/// put which has migrated the page back, or unmapped it.
+struct LastRef(*mut bindings::folio);
+
+impl LastRef {
+    fn new(pages: &PageMap<Svm>, index: usize) -> Self {
+        // SAFETY: The structure is valid, and so are its pages. This one is in use, on its own.
+        unsafe {
+            let pgmap = (*pages.as_raw()).pagemap;
+            let first = (*pgmap).__bindgen_anon_1.range.as_ref().start as usize >> PAGE_SHIFT;
+            let this = Self(bindings::pfn_to_page(first + index).cast());
+
+            this.count().add(1, Relaxed);
+            this
+        }
+    }
+
+    fn count(&self) -> &Atomic<i32> {
+        // SAFETY: The page is valid while it has this reference.
+        unsafe {
+            let page = self.0.cast::<bindings::page>();
+
+            Atomic::from_ptr(&raw mut (*page)._refcount.counter)
+        }
+    }
+}
+
+impl Drop for LastRef {
+    fn drop(&mut self) {
+        if self.count().fetch_sub(1, Full) == 1 {
+            // SAFETY: This was the last reference.
+            unsafe { bindings::__folio_put(self.0) };
+        }
+    }
+}
+
 #[kunit_tests(vram_pagemap)]
 mod tests {
     use super::*;
@@ -417,6 +465,30 @@ mod tests {
             card.migrate_to(PAGE, &memory, 1, 1)?;
             check!(card.shows(PAGE, None, 1)?);
             check!(memory.all_hold(None)?);
+            check_eq!(card.used()?, 0);
+            Ok(())
+        })
+    }
+
+    /// A page that no process has any more is not evicted: it is about to be freed, and its charge
+    /// may be that of another page already.
+    #[test]
+    fn a_page_without_users_is_left_alone() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let memory = Anonymous::filled(1, 1)?;
+            let evict = || card.with(|loaded| loaded.pages.evict(0));
+
+            card.migrate_to(0, &memory, 0, 1)?;
+            let last = card.with(|loaded| LastRef::new(&loaded.pages, 0))?;
+            // The reference is one that the process does not have.
+            check_eq!(evict()?, Err(EBUSY));
+            drop(memory);
+            check_eq!(card.used()?, PAGE);
+            let copied = card.notified.to_ram.load(Relaxed);
+            check_eq!(evict()?, Err(EBUSY));
+            check_eq!(card.notified.to_ram.load(Relaxed), copied);
+            drop(last);
             check_eq!(card.used()?, 0);
             Ok(())
         })
@@ -558,6 +630,23 @@ mod tests {
             card.notified.fails.store(false, Relaxed);
             card.migrate(&memory, 0, 16)?;
             check_eq!(card.used()?, 16 * PAGE);
+            check!(memory.all_hold(Some(1))?);
+            Ok(())
+        })
+    }
+
+    /// The CPU makes no copy through a window that is smaller than a page.
+    #[test]
+    fn a_small_window_is_not_exceeded() -> Result {
+        with_device(|pdev| {
+            check!(pdev.resource_len(REGISTERS)? < PAGE);
+
+            let card = Card::new(pdev, 0, true)?;
+            let memory = Anonymous::filled(1, 1)?;
+
+            card.notified.small.store(true, Relaxed);
+            check_eq!(card.migrate(&memory, 0, 1), Err(EIO));
+            check_eq!(card.used()?, 0);
             check!(memory.all_hold(Some(1))?);
             Ok(())
         })
