@@ -21,10 +21,10 @@
 //! of them to the reservation of the new owner, and the layer makes the work on the objects of a
 //! job its dependencies ([`Job::after`]). TTM has room for the fences of [`MAX_ENGINES`] engines.
 //!
-//! A copy of a client may depend on fences of other devices. A move does not, because it would hold
-//! up all later moves: the task that causes it waits for these fences, and for copies that depend
-//! on them, before the move is made. All fences of a device are in a [`FenceGroup`], which tells
-//! them from those of other devices.
+//! A copy of a client may depend on fences of other devices, and on other work of clients. A move
+//! depends on other moves only, because it holds up all later moves, of all clients: the task that
+//! causes it waits for the rest before the move is made. All fences of a device are in a
+//! [`FenceGroup`], which tells them from those of other devices.
 //!
 //! # Failures
 //!
@@ -507,11 +507,18 @@ impl Moves {
         self.group
     }
 
-    /// Returns whether `fence` is one that work of this device may wait for: it has not signalled,
-    /// and depends on this device only.
+    /// Returns whether `fence` is one that copies of this device may wait for: it has not
+    /// signalled, and depends on this device only.
     #[inline]
     pub(super) fn has(&self, fence: &Fence) -> bool {
         self.group.has_internal(fence)
+    }
+
+    /// Returns whether `fence` is that of a move.
+    pub(super) fn has_made(&self, fence: &Fence) -> bool {
+        self.lines
+            .iter()
+            .any(|line| line.context.id() == fence.context())
     }
 
     /// Adds to `after` the work on an object, up to `usage`, that is not done; the work of other

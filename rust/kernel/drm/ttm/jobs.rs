@@ -90,9 +90,8 @@ impl<T: TtmObject> Device<T> {
     }
 
     /// Returns the group of the fences of this device. Work of the device that its engines do not
-    /// do, such as jobs of clients on other rings, has fences of the group too, so that moves
-    /// depend on it instead of waiting for it. Moves wait for work on objects that page tables
-    /// show, see [`Mappings::zap`](crate::drm::gem::Mappings::zap).
+    /// do, such as jobs of clients on other rings, has fences of the group too, so that copies of
+    /// clients can be told from work that depends on other devices.
     #[inline]
     pub fn fence_group(&self) -> FenceGroup {
         self.jobs.moves.group()
@@ -169,16 +168,18 @@ impl<T: TtmObject> Device<T> {
         Ok(())
     }
 
+    /// Returns whether work of `usage` on an object is not done that is no move. A move would hold
+    /// up the moves of all clients while it waits for such work.
+    pub(crate) fn is_used(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {
+        resv.fences(usage)
+            .any(|fence| !self.jobs.moves.has_made(fence) && !fence.is_signaled())
+    }
+
     /// Returns whether work of `usage` on an object is not done that belongs to another device, or
     /// depends on one.
     pub(crate) fn is_used_by_others(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {
         resv.fences(usage)
-            .any(|fence| self.depends_on_others(fence))
-    }
-
-    /// Returns whether `fence` has not signalled, and belongs to another device or depends on one.
-    pub(crate) fn depends_on_others(&self, fence: &Fence) -> bool {
-        !self.jobs.moves.has(fence) && !fence.is_signaled()
+            .any(|fence| !self.jobs.moves.has(fence) && !fence.is_signaled())
     }
 
     /// Waits for the work that [`Self::is_used_by_others`] looks for.

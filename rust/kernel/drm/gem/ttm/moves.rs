@@ -52,7 +52,7 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// How long a move waits for work that the engine cannot wait for, in milliseconds, as TTM does.
+/// How long a move waits for work that is no move, in milliseconds, as TTM does.
 const PATIENCE: Msecs = 15_000;
 
 /// Converts a resource of TTM to one side of a transfer.
@@ -277,8 +277,8 @@ impl<'a, T: TtmObject> Move<'a, T> {
 }
 
 impl<'a, T: TtmObject> Notified<'a, T> {
-    /// Waits for work that must be done before the object leaves its place. What the engine can
-    /// wait for is left to it.
+    /// Waits for work that must be done before the object leaves its place. The engine waits for
+    /// other moves.
     ///
     /// # Errors
     ///
@@ -299,7 +299,7 @@ impl<'a, T: TtmObject> Notified<'a, T> {
         // of page tables must be done before the entries are cleared.
         let is_in_use = has_content && (!request.is_by_engine() || request.locked.is_shown());
 
-        if is_in_use || ttm.is_used_by_others(&request.locked.resv(), usage) {
+        if is_in_use || ttm.is_used(&request.locked.resv(), usage) {
             // SAFETY: By the type invariant.
             let (no_wait, is_interruptible) =
                 unsafe { ((*request.ctx).no_wait_gpu, (*request.ctx).interruptible) };
@@ -396,7 +396,7 @@ impl<'a, T: TtmObject> Unmapped<'a, T> {
 
             Transfer::new(from, request.side(request.to)?, (*bo).base.size)
         };
-        // The work of other devices has been waited for.
+        // All but moves has been waited for.
         let mut after = KVec::new();
         let external = obj
             .ttm()
