@@ -69,6 +69,10 @@ use kernel::{
         },
         Arc,
         Mutex, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
     }, //
 };
 
@@ -176,6 +180,8 @@ pub(crate) enum Mode {
     Drop,
     /// Accepts the job, and keeps it until the test takes it.
     Keep,
+    /// Prepares the job when the test has set another mode, which does it.
+    Wait,
 }
 
 /// The errors of a refusal and of a failure, which nothing else returns.
@@ -459,7 +465,7 @@ pub(crate) struct Ring<'a, 'bound> {
     index: usize,
 }
 
-impl Engine for Ring<'_> {
+impl Engine for Ring<'_, '_> {
     // The engine asks for DMA addresses to test them; the device has no DMA.
     const DMA: bool = true;
 
@@ -470,10 +476,14 @@ impl Engine for Ring<'_> {
 
     fn prepare(&self, work: &Work, plan: Plan<'_, CpuRing>) -> Result<Self::Ready> {
         let control = &self.vram.control;
-        let mode = match self.index {
+        let mode = || match self.index {
             0 => *control.mode.lock(),
             _ => Mode::Work,
         };
+        while mode() == Mode::Wait {
+            fsleep(Delta::from_millis(1));
+        }
+        let mode = mode();
 
         let entry = match mode {
             Mode::Refuse => return Err(REFUSED),
@@ -670,6 +680,30 @@ pub(crate) fn invalidate(buf: &DmaBuf) {
 
     // SAFETY: The buffer is valid, and its reservation is held.
     unsafe { bindings::dma_buf_invalidate_mappings(raw_buf(buf)) };
+}
+
+/// A mapping of a buffer by the kernel, which is made with the reservation held.
+pub(crate) struct Vmapped<'a> {
+    buf: &'a DmaBuf,
+    map: bindings::iosys_map,
+}
+
+impl<'a> Vmapped<'a> {
+    /// Maps the buffer of `object`.
+    pub(crate) fn new(buf: &'a DmaBuf, _object: &Held<'_, Object>) -> Result<Self> {
+        let mut map = bindings::iosys_map::default();
+
+        // SAFETY: The buffer is valid, and its reservation is that of the object.
+        kernel::error::to_result(unsafe { bindings::dma_buf_vmap(raw_buf(buf), &mut map) })?;
+        Ok(Self { buf, map })
+    }
+}
+
+impl Drop for Vmapped<'_> {
+    fn drop(&mut self) {
+        // SAFETY: The buffer was mapped.
+        unsafe { bindings::dma_buf_vunmap_unlocked(raw_buf(self.buf), &mut self.map) };
+    }
 }
 
 /// Calls `f` while a buffer has another size, which its exporter would have refused.

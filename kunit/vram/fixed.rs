@@ -160,6 +160,7 @@ mod tests {
             unmap, //
         },
         waits::{
+            shared_queue_is_idle,
             work,
             Meanwhile, //
         },
@@ -282,6 +283,7 @@ mod tests {
             let freed = Meanwhile::new(move || drop(object))?;
             check!(soon(|| freed.is_over()));
             check_eq!(new().err(), Some(ENOSPC));
+            check!(shared_queue_is_idle()?);
             job.signal(Ok(()));
             check!(soon(|| new().is_ok()));
             freed.end()

@@ -20,6 +20,7 @@ mod tests {
             Card,
             Mode,
             Object,
+            Vmapped,
             PAGE, //
         },
         importer::{
@@ -307,12 +308,14 @@ mod tests {
         })
     }
 
-    /// An object that is pinned while an eviction waits for its reservation stays in VRAM.
+    /// An object that is pinned, or mapped by the kernel, while an eviction waits for its
+    /// reservation stays in VRAM.
     #[test]
     fn pinned_meanwhile() -> Result {
         with_device(|pdev| {
-            for _ in 0..ROUNDS {
+            for round in 0..2 * ROUNDS {
                 let bench = Older::new(pdev)?;
+                let buf = export(&bench.newer)?;
                 let mut newer = bench.newer.reserve(false)?;
 
                 let (drm, all) = (bench.card.drm(), bench.card.ttm().vram_size());
@@ -321,7 +324,11 @@ mod tests {
                 // The worker waits for the newer object as soon as it has moved the older one.
                 check!(worker::soon(|| bench.older.residence() == Some(MemType::Tt)));
                 worker::pause();
-                let pinned = newer.pin()?;
+                let (mut pinned, mut mapped) = (None, None);
+                match round % 2 {
+                    0 => pinned = Some(newer.pin()?),
+                    _ => mapped = Some(Vmapped::new(&buf, &newer)?),
+                }
                 drop(newer);
                 let has_room = has_room.end()?;
 
@@ -330,13 +337,52 @@ mod tests {
                 // Half of VRAM is free.
                 check_eq!(has_room, Ok(false));
                 check!(holds(&bench.older, Some(1))? && holds(&bench.newer, Some(2))?);
-                drop(pinned);
+                drop((pinned, mapped));
                 // The object can be evicted again.
                 check!(bench
                     .card
                     .ttm()
                     .make_room(all, &mut OpCtx::uninterruptible())?);
                 check!(holds(&bench.newer, Some(2))?);
+            }
+            Ok(())
+        })
+    }
+
+    /// An object that never leaves VRAM is on the list for evictions until it is made.
+    #[test]
+    fn made_meanwhile() -> Result {
+        with_device(|pdev| {
+            for _ in 0..ROUNDS {
+                let card = Card::new(pdev, 0)?;
+                let (drm, all) = (card.drm(), card.ttm().vram_size());
+                let before = card.ttm().vram_free();
+
+                card.control.set(Mode::Wait);
+                let maker = drm.clone();
+                let made = Meanwhile::new(move || {
+                    Object::new(
+                        &maker,
+                        PAGE as usize,
+                        &[Place::VRAM],
+                        &mut OpCtx::uninterruptible(),
+                        Domain::Vram,
+                    )
+                })?;
+                let has_vram = worker::soon(|| card.ttm().vram_free() < before);
+                // The other worker finds the object, and waits for its reservation.
+                let has_room =
+                    Meanwhile::new(move || drm.ttm.make_room(all, &mut OpCtx::uninterruptible()))?;
+                worker::pause();
+                let waits = !has_room.is_over();
+                card.control.set(Mode::Work);
+                let (object, has_room) = (made.end()??, has_room.end()?);
+
+                check!(has_vram && waits);
+                check_eq!(has_room, Ok(false));
+                check_eq!(mem_type(&object)?, Some(MemType::Vram));
+                fill(&object, 1)?;
+                check!(holds(&object, Some(1))?);
             }
             Ok(())
         })

@@ -34,6 +34,7 @@ mod tests {
             Store, //
         },
         waits::{
+            shared_queue_is_idle,
             work,
             Ring, //
         },
@@ -425,6 +426,7 @@ mod tests {
                 invalidate(buf);
                 check_eq!(control.steps()?[..], [Step::Evicted]);
                 pause();
+                check!(shared_queue_is_idle()?);
                 check_eq!(lead_to(control, &object)?, (true, 2));
                 done_later(control, job)?;
                 check_eq!(cleared(control, &object)?[..], [Step::Done, Step::Zapped]);

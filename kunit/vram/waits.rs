@@ -113,6 +113,17 @@ impl<R: Send + Unpin + 'static> Meanwhile<R> {
     }
 }
 
+/// Returns whether the work ends that the layers have queued beside work of other drivers: clients
+/// must not make it wait for devices.
+pub(crate) fn shared_queue_is_idle() -> Result<bool> {
+    let flushed = Meanwhile::new(|| {
+        // SAFETY: The queue is valid.
+        unsafe { bindings::__flush_workqueue(bindings::system_long_wq) };
+    })?;
+
+    Ok(soon(|| flushed.is_over()))
+}
+
 /// Lets another task go on when it is dropped.
 pub(crate) struct Blocked(Arc<Completion>);
 

@@ -157,8 +157,9 @@ struct drm_vvram_getparam {
  * a placement or a flag that is unknown, and without a placement: there is no
  * default, because the placement decides which importers are refused and
  * whether the object moves, and both are for the caller to choose. Returns
- * -ENOSPC when no placement has room for the object, and -EOPNOTSUPP for
- * DRM_VVRAM_GEM_DIRECT_IO if the BAR has no struct pages.
+ * -ENOSPC when no placement has room for the object, -EOPNOTSUPP for
+ * DRM_VVRAM_GEM_DIRECT_IO if the BAR has no struct pages, and -EINTR if a
+ * signal arrived.
  */
 struct drm_vvram_gem_create {
 	/** @size: in, at least 1; out, rounded up to a page. */
@@ -362,7 +363,8 @@ struct drm_vvram_sync {
  * has moved and is bound by struct drm_vvram_vm_bind, was given more work
  * during the wait for that at its old place, so that the call has to be
  * repeated; -EINTR if a signal arrived; -ENODEV if the driver of the device is
- * gone, or that of a device that exports one of the buffers.
+ * gone, or that of a device that exports one of the buffers; and other errors
+ * of the exporter, such as -EOPNOTSUPP and -ENOSPC.
  */
 struct drm_vvram_gem_copy {
 	/** @src: in, handle of the object that is read. */
@@ -421,8 +423,8 @@ struct drm_vvram_gem_copy {
  * object, and for an unknown flag; -ENOENT for an unknown handle; -EEXIST if
  * one of the addresses is bound already. With DRM_VVRAM_VM_BIND_UNBIND handle
  * and offset must be zero, and the call returns -ENOENT unless exactly this
- * range was bound by one earlier call. Returns -EAGAIN and -EINTR as struct
- * drm_vvram_gem_import_info.
+ * range was bound by one earlier call. Returns -EAGAIN, -EINTR and the errors of
+ * the exporter as struct drm_vvram_gem_import_info.
  */
 struct drm_vvram_vm_bind {
 	/** @addr: in, first address. */

@@ -8,6 +8,11 @@ use crate::{
     bindings,
     prelude::*,
     str::CStr,
+    sync::SetOnce,
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
     workqueue, //
 };
 use core::{
@@ -74,5 +79,30 @@ impl Drop for OwnedQueue {
         // SAFETY: By the type invariant. No work can be added any more, because this value owns the
         // workqueue.
         unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
+    }
+}
+
+/// Returns the queue of work that waits for fences of any device. Nobody must wait for that work.
+///
+/// Clients decide how much of it there is, and how long it takes, so it must not use up the workers
+/// of a queue with other work.
+///
+/// May sleep if it was not called before.
+///
+/// # Errors
+///
+/// `ENOMEM` if memory runs out: not once it has succeeded.
+pub(crate) fn of_waits() -> Result<&'static workqueue::Queue> {
+    // Never dropped.
+    static WAITS: SetOnce<OwnedQueue> = SetOnce::new();
+
+    loop {
+        if let Some(queue) = WAITS.as_ref() {
+            return Ok(queue);
+        }
+        if !WAITS.populate(OwnedQueue::new(c"drm_waits", false)?) {
+            // Another task is about to do so.
+            fsleep(Delta::from_millis(1));
+        }
     }
 }

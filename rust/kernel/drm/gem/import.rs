@@ -44,6 +44,7 @@ use crate::{
         LockedResv,
         Usage, //
     },
+    drm::workqueue::of_waits,
     impl_has_work,
     new_work,
     page::PAGE_SIZE,
@@ -58,7 +59,7 @@ use crate::{
         Arc, //
     },
     workqueue::{
-        self,
+        Queue,
         Work,
         WorkItem, //
     }, //
@@ -83,6 +84,8 @@ struct Tables {
     /// The page tables may show the buffer.
     shown: Cell<bool>,
     late: Arc<Late>,
+    /// The queue of `late`.
+    waits: &'static Queue,
 }
 
 /// The importer of the buffer, which drops its mapping when the buffer moves.
@@ -190,7 +193,7 @@ impl Importer for Follower {
         if tables.call(Call::Evicted, When::Registered).is_ok() {
             if !at.dma_buf().resv().test_signaled(Usage::Bookkeep) {
                 // A work item that is queued already has not looked at the fences yet.
-                let _ = workqueue::system_long().enqueue(tables.late.clone());
+                let _ = tables.waits.enqueue(tables.late.clone());
             } else if tables.call(Call::Zap, When::Registered).is_ok() {
                 at.unmap();
             }
@@ -321,6 +324,7 @@ impl Import {
         };
 
         let handle = attachment.handle();
+        let waits = of_waits()?;
         let late = Arc::pin_init(
             pin_init!(Late {
                 attachment: handle,
@@ -340,6 +344,7 @@ impl Import {
                     caller,
                     shown: Cell::new(false),
                     late,
+                    waits,
                 });
             }
             at.unmap();

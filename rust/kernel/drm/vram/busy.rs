@@ -9,9 +9,9 @@ use crate::{
         DmaResv,
         Usage, //
     },
+    drm::workqueue,
     prelude::*,
-    sync::aref::ARef,
-    workqueue, //
+    sync::aref::ARef, //
 };
 
 /// VRAM, and the work that uses it. The drop waits for the work.
@@ -39,7 +39,8 @@ pub(crate) fn free_when_idle(vram: Allocation, resv: &DmaResv) {
             let busy = Busy { work, _vram: vram };
 
             // If there is no memory for the work item, the drop waits here.
-            let _ = workqueue::system_long().try_spawn(GFP_KERNEL, move || drop(busy));
+            let _ = workqueue::of_waits()
+                .and_then(|queue| Ok(queue.try_spawn(GFP_KERNEL, move || drop(busy))?));
         }
         Err(_) => {
             let _ = resv.wait(Usage::Bookkeep, false);
