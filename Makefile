@@ -36,6 +36,7 @@ help:
 	@echo '  FLAVOUR=name    kernel: check (default: lockdep, checks of the DMA API) or'
 	@echo '                  kasan (KASAN and UBSAN, no lockdep) or'
 	@echo '                  kmemleak (looks for leaks at the end of each boot) or'
+	@echo '                  rt (PREEMPT_RT, on which spinlocks sleep) or'
 	@echo '                  plain (no checks); make bench and profile always take plain,'
 	@echo '                  and make soak all the others if none is given, then also'
 	@echo '                  deb (boots what the packages of make deb install) and'

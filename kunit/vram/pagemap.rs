@@ -495,6 +495,7 @@ mod tests {
     }
 
     /// A page inside of a large folio that was freed can be used on its own.
+    #[cfg(CONFIG_TRANSPARENT_HUGEPAGE)]
     #[test]
     fn a_free_large_folio_leaves_nothing() -> Result {
         with_device(|pdev| {
@@ -527,6 +528,7 @@ mod tests {
     }
 
     /// A large folio moves back in one piece, even if a part of it was freed before.
+    #[cfg(CONFIG_TRANSPARENT_HUGEPAGE)]
     #[test]
     fn a_large_folio_moves_back() -> Result {
         with_device(|pdev| {

@@ -71,13 +71,13 @@ def run_check(work):
 def run_soak(work):
     """Pass the tests that take too long to be run with each change.
 
-    On the kernel of `make check`, then on those with sanitizers, then on that of `make deb`, then
-    the build of each commit of `make tree`; FLAVOUR= has one of them.
+    On the kernel of `make check`, then on those with sanitizers, then on one with PREEMPT_RT, then
+    on that of `make deb`, then the build of each commit of `make tree`; FLAVOUR= has one of them.
     """
     asked = os.environ.get("FLAVOUR")
     bad = 0
-    for flavour in [asked] if asked else [kernel.DEFAULT, *kernel.SANITIZERS, installed.FLAVOUR,
-                                          onebyone.FLAVOUR]:
+    for flavour in [asked] if asked else [kernel.DEFAULT, *kernel.SANITIZERS, kernel.REALTIME,
+                                          installed.FLAVOUR, onebyone.FLAVOUR]:
         if flavour == onebyone.FLAVOUR:
             # It is not a kernel that boots.
             os.environ.pop("FLAVOUR", None)

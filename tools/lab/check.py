@@ -101,7 +101,8 @@ def begin(steps, lists):
 def run_soak(steps, built):
     """Run the tests that take too long for each change, on one kernel; return the verdicts."""
     flavour = kernel.flavour()
-    boots = plan.sanitized() if flavour in kernel.SANITIZERS else plan.soak()
+    boots = (plan.sanitized() if flavour in kernel.SANITIZERS
+             else plan.realtime() if flavour == kernel.REALTIME else plan.soak())
     since = time.monotonic()
     lists = Lists.of(built)
     part = begin(steps, lists)

@@ -15,10 +15,13 @@ DEFAULT = "check"
 FLAVOURS = {DEFAULT: ["base.config", "checks.config", "lockdep.config"],
             "kasan": ["base.config", "checks.config", "kasan.config"],
             "kmemleak": ["base.config", "checks.config", "kmemleak.config"],
+            "rt": ["base.config", "checks.config", "lockdep.config", "rt.config"],
             # Measurements are made without the checks.
             "plain": ["base.config"]}
 # The flavours that find bugs which the default does not find, and that take longer.
 SANITIZERS = ("kasan", "kmemleak")
+# The flavour on which spinlocks sleep, and a context in which nothing may sleep is a complaint.
+REALTIME = "rt"
 # Parameters on the command line of a flavour. While the kernel boots, the features of the first
 # processor are unknown for a moment, five-level page tables among them: KASAN then reports the
 # accesses of an interrupt as accesses to no memory.

@@ -14,7 +14,7 @@ import topologies
 
 # The factor by which a test may take longer than on an idle processor. The guests of the tests have
 # more processors than the host.
-SLOWER = {"check": 6, "kasan": 12, "kmemleak": 12, "plain": 6}
+SLOWER = {"check": 6, "kasan": 12, "kmemleak": 12, "rt": 6, "plain": 6}
 # Limits in seconds, which SLOWER and VVRAM_SOAK multiply: of a boot, of a test under igt_runner,
 # and without a mark of the guest, which has to be more than that of a test.
 BOOT_TIMEOUT = 400
@@ -86,6 +86,9 @@ GPU_TRANSLATED = ("mgpu_engine@copies", "mgpu_engine@evicted", "mgpu_recover@aga
 GPU_SOAK = ("mgpu_aperture", "mgpu_evict", "mgpu_peer", "mgpu_unbind@callers")
 # Those of them that are also repeated where each access of a device is checked.
 GPU_MOVES = ("mgpu_evict", "mgpu_unbind@callers")
+# On a kernel with PREEMPT_RT: fences, queues and copies, without an engine and with one.
+REALTIME = ("vvram_async", "vvram_copy", "vvram_queue", "vvram_sync", "vvram_syncobj")
+GPU_REALTIME = ("mgpu_engine", "mgpu_exec", "mgpu_queue")
 # With more VRAM than the host has memory: pages of VRAM that are zero take no memory of the host.
 GPU_LARGE = ("mgpu_large",)
 LARGE = "vram=64G,aperture=256M"
@@ -204,6 +207,12 @@ def sanitized():
     return [*kunit(), *own(), *gpus(), *own_rdma(),
             igt("soak-faults", SWITCH, FAULTS, VVRAM_SOAK=SOAK), gpu_faults(),
             *(fuzz() if kernel.flavour() != "kmemleak" else ())]
+
+
+def realtime():
+    """The boots of `make soak` on a kernel with PREEMPT_RT: the suites, and what has fences."""
+    return [*kunit(), igt("soak-realtime", SWITCH, REALTIME),
+            igt("soak-gpu-realtime", topologies.MODELS[0], GPU_REALTIME, GPU_LOAD)]
 
 
 def gpu_faults():

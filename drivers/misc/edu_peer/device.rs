@@ -280,7 +280,8 @@ impl Edu {
         let (number, state) = match idle {
             Some(idle) => idle,
             None => {
-                let number = self.next.fetch_add(1, Relaxed) % self.engines.len();
+                let next = self.next.fetch_add(1, Relaxed);
+                let number = next.checked_rem(self.engines.len()).ok_or(ENODEV)?;
 
                 (number, self.engines.get(number).ok_or(ENODEV)?.lock())
             }

@@ -295,6 +295,13 @@ class Plan(unittest.TestCase):
                  for test in boot.settings["LAB_TESTS"].split(",")}
         self.assertEqual(named - set(plan.GENERIC), programs)
 
+    def test_a_kernel_with_preempt_rt_runs_all_suites(self):
+        boots = plan.realtime()
+        self.assertEqual(boots[:len(plan.kunit())], plan.kunit())
+        for option in ("CONFIG_PREEMPT_RT=y", "CONFIG_DEBUG_ATOMIC_SLEEP=y",
+                       "CONFIG_PROVE_RAW_LOCK_NESTING=y"):
+            self.assertTrue(kernel.has(option, kernel.REALTIME), option)
+
     def test_each_case_that_a_patch_adds_to_hmm_tests_is_run(self):
         patches = "".join(patch.read_text() for patch in source.series_of(pipeline.REPO))
         program = (pipeline.REPO / "igt-tests/src/bin/hmm_cases.rs").read_text()
@@ -324,11 +331,11 @@ class Plan(unittest.TestCase):
                  for test in boot.settings["LAB_TESTS"].split(",")}
         programs = {path.stem for path in (pipeline.REPO / "igt-tests/src/bin").glob("*_*.rs")}
         self.assertEqual(programs - named, set(ALONE))
-        for boots in (plan.soak(), plan.sanitized()):
+        for boots in (plan.soak(), plan.sanitized(), plan.realtime()):
             self.assertEqual({boot.processors for boot in boots}, {qemu.PROCESSORS})
 
     def test_boots_have_names_of_their_own(self):
-        for boots in ((*plan.check(), *plan.soak()), plan.sanitized()):
+        for boots in ((*plan.check(), *plan.soak()), plan.sanitized(), plan.realtime()):
             names = [boot.name for boot in boots]
             self.assertEqual(len(names), len(set(names)))
 

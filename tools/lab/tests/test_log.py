@@ -276,7 +276,7 @@ class Checks(unittest.TestCase):
 
     def test_which_flavours_have_them(self):
         for flavour, found in (("check", {"lockdep", "dma-debug"}), ("kasan", {"dma-debug"}),
-                               ("plain", set())):
+                               ("rt", {"lockdep", "dma-debug"}), ("plain", set())):
             with mock.patch.dict(check.os.environ, FLAVOUR=flavour):
                 self.assertEqual(debugging.wanted(), found)
 

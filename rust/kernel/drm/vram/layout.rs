@@ -6,12 +6,13 @@ use crate::{
     page::PAGE_SIZE,
     prelude::*, //
 };
+use core::num::NonZeroU64;
 
 /// The order in which a BAR shows VRAM, if that is not the order of VRAM.
 ///
 /// # Invariants
 ///
-/// - `granule` is a multiple of the page size, and not 0.
+/// - `granule` is a multiple of the page size.
 /// - `order` has each number below its length once, and `granule` times the length does not
 ///   overflow.
 ///
@@ -45,7 +46,7 @@ use crate::{
 /// # Ok::<(), Error>(())
 /// ```
 pub struct Layout {
-    granule: u64,
+    granule: NonZeroU64,
     order: KVVec<u64>,
 }
 
@@ -60,9 +61,10 @@ impl Layout {
     pub fn new(granule: u64, order: KVVec<u64>) -> Result<Self> {
         let pieces = order.len();
         let fits = (pieces as u64).checked_mul(granule).is_some();
-        if granule == 0 || granule % PAGE_SIZE as u64 != 0 || !fits {
+        if granule % PAGE_SIZE as u64 != 0 || !fits {
             return Err(EINVAL);
         }
+        let granule = NonZeroU64::new(granule).ok_or(EINVAL)?;
 
         let mut taken = KVVec::<bool>::new();
         taken.resize(pieces, false, GFP_KERNEL)?;
@@ -83,7 +85,7 @@ impl Layout {
     #[inline]
     pub fn len(&self) -> u64 {
         // OVERFLOW: By the type invariant.
-        self.order.len() as u64 * self.granule
+        self.order.len() as u64 * self.granule.get()
     }
 
     /// Returns whether nothing is shown.
@@ -97,12 +99,12 @@ impl Layout {
         let index = usize::try_from(offset / self.granule).ok()?;
 
         // OVERFLOW: By the type invariant.
-        Some(self.order.get(index)? * self.granule + offset % self.granule)
+        Some(self.order.get(index)? * self.granule.get() + offset % self.granule)
     }
 
     /// Returns how many bytes of VRAM, from `offset` on, are in one piece of the BAR.
     pub fn left_of_granule(&self, offset: u64) -> u64 {
         // OVERFLOW: The remainder is less than the granule.
-        self.granule - offset % self.granule
+        self.granule.get() - offset % self.granule
     }
 }
