@@ -105,7 +105,7 @@ fn flood_moves() -> Outcome {
     from.map()?.fill(x);
     to.map()?.fill(y);
     gpu.force(&from, "system")?;
-    gpu.inject(Error::Slow, 50)?;
+    gpu.inject(Error::Slow, 50 * misc::slower())?;
     let copies = (0..COPIES_MAX)
         .map(|_| copy_after(&gpu.drm, (&from, &to), &[]))
         .collect::<Result<Vec<_>, _>>()?;
