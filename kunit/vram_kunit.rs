@@ -108,7 +108,9 @@ macro_rules! peer_object {
 
             const OPS: &'static kernel::drm::gem::peer::Ops<Self> = &OPS;
 
-            fn exports<'a, 'bound: 'a>(vram: &'a Vram<'bound>) -> &'a kernel::drm::gem::peer::Exports<'bound, Self> {
+            fn exports<'a, 'bound: 'a>(
+                vram: &'a Vram<'bound>,
+            ) -> &'a kernel::drm::gem::peer::Exports<'bound, Self> {
                 &vram.exports
             }
 

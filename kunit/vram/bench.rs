@@ -690,10 +690,14 @@ pub(crate) struct Vmapped<'a> {
 
 impl<'a> Vmapped<'a> {
     /// Maps the buffer of `object`.
-    pub(crate) fn new(buf: &'a DmaBuf, _object: &Held<'_, Object>) -> Result<Self> {
+    pub(crate) fn new(buf: &'a DmaBuf, object: &Held<'_, Object>) -> Result<Self> {
         let mut map = bindings::iosys_map::default();
 
-        // SAFETY: The buffer is valid, and its reservation is that of the object.
+        // SAFETY: Both are valid.
+        if unsafe { (*object.object().as_raw()).resv != (*raw_buf(buf)).resv } {
+            return Err(EINVAL);
+        }
+        // SAFETY: The buffer is valid, and its reservation is that of the object, which is held.
         kernel::error::to_result(unsafe { bindings::dma_buf_vmap(raw_buf(buf), &mut map) })?;
         Ok(Self { buf, map })
     }

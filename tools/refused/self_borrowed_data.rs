@@ -5,8 +5,9 @@
 
 use kernel::{
     drm::{
-        devres::Registration,
-        Driver, //
+        Device,
+        Driver,
+        Registered, //
     },
     prelude::*,
     sync::Mutex, //
@@ -20,11 +21,11 @@ struct Data<'a> {
 }
 
 #[expect(dead_code)]
-fn fill<D>(registration: &Registration<D>)
+fn fill<D>(dev: &Device<D, Registered>)
 where
     D: for<'a> Driver<RegistrationData<'a> = Data<'a>>,
 {
-    registration.with_data(|data| {
+    dev.registration_data_with(|data| {
         let mut slot = data.slot.lock();
 
         *slot = None;

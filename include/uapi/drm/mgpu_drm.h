@@ -161,8 +161,8 @@ struct drm_mgpu_getparam {
  * Creates an object that reads as zeroes. Returns -EINVAL for a size of 0, for
  * a placement or a flag that is unknown, and without a placement: there is no
  * default. Returns -ENOENT for a VM that is unknown, -ENOSPC when no placement
- * has room for the object, -EINTR if a signal arrived, and -EIO or -ENODEV if the
- * device does not work any more.
+ * has room for the object, -EINTR if a signal arrived, and -EIO or -ENODEV if
+ * the device does not work any more.
  *
  * All objects that are private to a VM share one reservation, which makes
  * DRM_IOCTL_MGPU_EXEC faster, and jobs of the VM add no implicit fences to

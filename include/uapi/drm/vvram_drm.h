@@ -423,8 +423,8 @@ struct drm_vvram_gem_copy {
  * object, and for an unknown flag; -ENOENT for an unknown handle; -EEXIST if
  * one of the addresses is bound already. With DRM_VVRAM_VM_BIND_UNBIND handle
  * and offset must be zero, and the call returns -ENOENT unless exactly this
- * range was bound by one earlier call. Returns -EAGAIN, -EINTR and the errors of
- * the exporter as struct drm_vvram_gem_import_info.
+ * range was bound by one earlier call. Returns -EAGAIN, -EINTR and the errors
+ * of the exporter as struct drm_vvram_gem_import_info.
  */
 struct drm_vvram_vm_bind {
 	/** @addr: in, first address. */
