@@ -725,10 +725,11 @@ static void bad_ranges_are_refused(struct kunit *test)
 static void entries_keep_to_the_limits(struct kunit *test)
 {
 	static const unsigned int limits[] = {
-		SZ_4K, SZ_8K, SZ_8K + 1, SZ_64K - 1, SZ_64K, SZ_1M, UINT_MAX,
+		PAGE_SIZE, 2 * PAGE_SIZE, 2 * PAGE_SIZE + 1, 16 * PAGE_SIZE - 1,
+		16 * PAGE_SIZE, 256 * PAGE_SIZE, UINT_MAX,
 	};
 	static const unsigned long boundaries[] = {
-		SZ_4K - 1, SZ_32K - 1, SZ_256K - 1, U32_MAX, ULONG_MAX,
+		PAGE_SIZE - 1, 8 * PAGE_SIZE - 1, 64 * PAGE_SIZE - 1, U32_MAX, ULONG_MAX,
 	};
 	const size_t size = 338 * PAGE_SIZE;
 	struct phys_vec *vec = new_vec(test, 3);

@@ -31,7 +31,7 @@
 #define MAX_ENTRIES		4
 /* An address far from the memory of the driver. */
 #define FAR			BIT_ULL(40)
-#define LAST_PAGE		(U64_MAX - SZ_4K + 1)
+#define LAST_PAGE		(U64_MAX - PAGE_SIZE + 1)
 
 /**
  * struct entry - One entry of a scatter table
@@ -58,36 +58,36 @@ struct table {
 };
 
 static const struct table good_tables[] = {
-	{ "one page", SZ_4K, 1, { { FAR, SZ_4K } } },
-	{ "in any order", 3 * SZ_4K, 3,
-	  { { FAR + SZ_8K, SZ_4K }, { FAR, SZ_4K }, { FAR + SZ_1M, SZ_4K } } },
-	{ "neighbours", 3 * SZ_4K, 2,
-	  { { FAR, SZ_8K }, { FAR + SZ_8K, SZ_4K } } },
-	{ "the last page but one", SZ_4K, 1, { { LAST_PAGE - SZ_4K, SZ_4K } } },
+	{ "one page", PAGE_SIZE, 1, { { FAR, PAGE_SIZE } } },
+	{ "in any order", 3 * PAGE_SIZE, 3,
+	  { { FAR + 2 * PAGE_SIZE, PAGE_SIZE }, { FAR, PAGE_SIZE }, { FAR + SZ_1M, PAGE_SIZE } } },
+	{ "neighbours", 3 * PAGE_SIZE, 2,
+	  { { FAR, 2 * PAGE_SIZE }, { FAR + 2 * PAGE_SIZE, PAGE_SIZE } } },
+	{ "the last page but one", PAGE_SIZE, 1, { { LAST_PAGE - PAGE_SIZE, PAGE_SIZE } } },
 	{ "4 GiB of others", SZ_4G, 2,
 	  { { FAR, SZ_2G }, { FAR + SZ_2G, SZ_2G } } },
 };
 
 static const struct table bad_tables[] = {
-	{ "an empty entry", SZ_4K, 2,
-	  { { FAR, SZ_4K }, { FAR + SZ_1M, 0 } } },
-	{ "an empty entry first", SZ_4K, 2,
-	  { { FAR + SZ_1M, 0 }, { FAR, SZ_4K } } },
-	{ "starts inside of a page", SZ_8K, 2,
-	  { { FAR, SZ_4K }, { FAR + SZ_1M + 1, SZ_4K } } },
-	{ "ends inside of a page", SZ_8K, 2,
-	  { { FAR, SZ_4K + SZ_2K }, { FAR + SZ_1M, SZ_2K } } },
-	{ "passes the end of the address space", SZ_8K, 1,
-	  { { LAST_PAGE, SZ_8K } } },
-	{ "a page too few", SZ_8K, 1, { { FAR, SZ_4K } } },
-	{ "a page too many", SZ_8K, 2,
-	  { { FAR, SZ_8K }, { FAR + SZ_1M, SZ_4K } } },
-	{ "the same twice", SZ_8K, 2,
-	  { { FAR, SZ_4K }, { FAR, SZ_4K } } },
-	{ "overlap by a page", 4 * SZ_4K, 2,
-	  { { FAR + SZ_4K, SZ_8K }, { FAR, SZ_8K } } },
-	{ "one inside of another", 4 * SZ_4K, 3,
-	  { { FAR + SZ_1M, SZ_4K }, { FAR + SZ_4K, SZ_4K }, { FAR, SZ_8K } } },
+	{ "an empty entry", PAGE_SIZE, 2,
+	  { { FAR, PAGE_SIZE }, { FAR + SZ_1M, 0 } } },
+	{ "an empty entry first", PAGE_SIZE, 2,
+	  { { FAR + SZ_1M, 0 }, { FAR, PAGE_SIZE } } },
+	{ "starts inside of a page", 2 * PAGE_SIZE, 2,
+	  { { FAR, PAGE_SIZE }, { FAR + SZ_1M + 1, PAGE_SIZE } } },
+	{ "ends inside of a page", 2 * PAGE_SIZE, 2,
+	  { { FAR, PAGE_SIZE + PAGE_SIZE / 2 }, { FAR + SZ_1M, PAGE_SIZE / 2 } } },
+	{ "passes the end of the address space", 2 * PAGE_SIZE, 1,
+	  { { LAST_PAGE, 2 * PAGE_SIZE } } },
+	{ "a page too few", 2 * PAGE_SIZE, 1, { { FAR, PAGE_SIZE } } },
+	{ "a page too many", 2 * PAGE_SIZE, 2,
+	  { { FAR, 2 * PAGE_SIZE }, { FAR + SZ_1M, PAGE_SIZE } } },
+	{ "the same twice", 2 * PAGE_SIZE, 2,
+	  { { FAR, PAGE_SIZE }, { FAR, PAGE_SIZE } } },
+	{ "overlap by a page", 4 * PAGE_SIZE, 2,
+	  { { FAR + PAGE_SIZE, 2 * PAGE_SIZE }, { FAR, 2 * PAGE_SIZE } } },
+	{ "one inside of another", 4 * PAGE_SIZE, 3,
+	  { { FAR + SZ_1M, PAGE_SIZE }, { FAR + PAGE_SIZE, PAGE_SIZE }, { FAR, 2 * PAGE_SIZE } } },
 	/* The DMA buffer of edu_peer is below 4 GiB, with or without IOMMU. */
 	{ "memory of the driver", SZ_4G, 2,
 	  { { 0, SZ_2G }, { SZ_2G, SZ_2G } } },
@@ -327,7 +327,7 @@ static void a_transfer_looks_at_the_table(struct kunit *test)
 static void each_mapping_is_looked_at(struct kunit *test)
 {
 	static const struct table bad = {
-		"an unaligned page", SZ_4K, 1, { { FAR + SZ_1K, SZ_4K } }
+		"an unaligned page", PAGE_SIZE, 1, { { FAR + SZ_1K, PAGE_SIZE } }
 	};
 	struct exporter *exporter = attach(test, &good_tables[0], EDU_PEER_MODE_DYNAMIC);
 

@@ -50,6 +50,7 @@ impl Drop for On {
 /// # Safety
 ///
 /// As for the system call.
+#[cfg(target_arch = "x86_64")]
 unsafe fn call(number: u64, first: u64, second: u64, third: u64) -> i32 {
     let result: u64;
     // SAFETY: the caller's promise. Rust does not permit the register of the first argument as an
@@ -72,6 +73,17 @@ unsafe fn call(number: u64, first: u64, second: u64, third: u64) -> i32 {
     result as i32
 }
 
+/// Other processors have no such instruction.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn call(_number: u64, _first: u64, _second: u64, _third: u64) -> i32 {
+    -libc::ENOSYS
+}
+
+#[cfg(target_arch = "x86_64")]
+use libc::MAP_32BIT;
+#[cfg(not(target_arch = "x86_64"))]
+const MAP_32BIT: i32 = 0;
+
 /// Whether the kernel supports the system calls of 32-bit programs.
 pub fn is_available() -> bool {
     // SAFETY: a call without arguments and effects.
@@ -90,7 +102,7 @@ impl Low {
     fn new(len: usize) -> Result<Self, SysError> {
         let len = len.next_multiple_of(PAGE).max(PAGE);
         let prot = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_32BIT;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | MAP_32BIT;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
         let base = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, -1, 0) };
         let what = "mmap(MAP_32BIT)";

@@ -6,15 +6,14 @@
 
 use std::time::Duration;
 
-use crate::map::{Map, PAGE, PAGE64};
+use crate::map::{Map, PAGE64};
 use crate::pci::PciDevice;
 use crate::Stop;
 
-/// The pages with these registers, and the registers as words from there on.
-const FIRST: u64 = 0x1000;
-const PAGES: u64 = 2;
-const EXTENSION: usize = 0;
-const TEST: usize = PAGE / 8;
+/// The end of these registers, and the registers as words of the BAR.
+const END: u64 = 0x3000;
+const EXTENSION: usize = 0x1000 / 8;
+const TEST: usize = 0x2000 / 8;
 const DELAY: usize = TEST;
 const INJECT: usize = TEST + 1;
 const FINISHED: usize = TEST + 2;
@@ -62,7 +61,7 @@ impl Edu {
     /// Fails the subtest if there is no peer, or any error of sysfs.
     #[track_caller]
     pub fn find() -> Result<Option<Self>, Stop> {
-        let map = PciDevice::edu()?.map_bar(0, FIRST, PAGES * PAGE64)?;
+        let map = PciDevice::edu()?.map_bar(0, 0, END.next_multiple_of(PAGE64))?;
         if map.read(EXTENSION) as u32 == MAGIC {
             return Ok(Some(Self(Some(map))));
         }

@@ -9,10 +9,12 @@
 #[macro_use]
 mod check;
 
+#[cfg(target_arch = "x86_64")]
 pub mod badinput;
 pub mod bar_export;
 pub mod cgroup;
 pub mod clients;
+#[cfg(target_arch = "x86_64")]
 pub mod clock;
 pub mod compat;
 pub mod compute;
@@ -28,10 +30,12 @@ pub mod failure;
 pub mod faults;
 pub mod fdinfo;
 pub mod fence;
+#[cfg(target_arch = "x86_64")]
 pub mod figures;
 pub mod fixture;
 pub mod foreign;
 pub mod fragment;
+#[cfg(target_arch = "x86_64")]
 pub mod fuzz;
 pub mod heap;
 pub mod igt;
@@ -73,6 +77,7 @@ pub mod userfault;
 pub mod verbs;
 pub mod vfio;
 pub mod vm;
+#[cfg(target_arch = "x86_64")]
 pub mod window;
 
 pub use check::{errno_name, expect_errno, Need, Outcome, Stop, SysError};

@@ -9,8 +9,12 @@ use std::ptr::{self, NonNull};
 use crate::pattern::{Compare, Mismatch, Pattern};
 use crate::SysError;
 
-/// A page, in bytes.
-pub const PAGE: usize = 4096;
+/// A page, in bytes, of the kernel that the programs are built for.
+pub const PAGE: usize = if option_env!("PAGES_64K").is_some() {
+    64 << 10
+} else {
+    4 << 10
+};
 /// The same for offsets and sizes of objects.
 pub const PAGE64: u64 = PAGE as u64;
 const PAGE_WORDS: usize = PAGE / 8;
@@ -298,9 +302,14 @@ impl Map {
     /// instructions can be compared.
     pub fn copy_from(&self, from: &Self) {
         assert_eq!(self.len, from.len, "mappings of different sizes");
+        #[cfg(not(target_arch = "x86_64"))]
+        for index in 0..self.len / 8 {
+            self.write(index, from.read(index));
+        }
         // SAFETY: both mappings have that many bytes and live as long as both references. Other
         // processes and devices may change the bytes meanwhile, which does no harm to the
         // instruction.
+        #[cfg(target_arch = "x86_64")]
         unsafe {
             std::arch::asm!(
                 "rep movsd",

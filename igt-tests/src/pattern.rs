@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::map::PAGE64;
+
 /// An endless sequence of bytes, chosen by a seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
@@ -34,7 +36,7 @@ impl fmt::Display for Mismatch {
             self.bad,
             self.all,
             self.offset,
-            self.offset / 4096,
+            self.offset / PAGE64,
             self.want,
             self.seen
         )

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::compat;
 use crate::drm::{ioctl, DmaBuf};
+use crate::map::PAGE64;
 use crate::misc;
 use crate::uapi;
 use crate::uapi::{
@@ -110,7 +111,7 @@ pub fn check_table(table: &[EduPeerSegment], size: u64) -> Result<(), String> {
     let mut sorted = Vec::with_capacity(table.len());
     for (index, segment) in table.iter().enumerate() {
         let (start, length) = (segment.dma_address, segment.length);
-        if length == 0 || length % 4096 != 0 || start % 4096 != 0 {
+        if length == 0 || length % PAGE64 != 0 || start % PAGE64 != 0 {
             return Err(format!(
                 "segment {index} is not whole pages: {length:#x} bytes at {start:#x}"
             ));

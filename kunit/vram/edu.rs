@@ -47,6 +47,9 @@ const FROM_BUFFER: u64 = 2;
 /// A test that needs both devices; the one with VRAM is being probed.
 pub(crate) type Body = fn(&pci::Device<Core<'_>>, &Edu<'_>) -> Result;
 
+/// The size of the buffer of the device.
+const PIECE: u64 = 4096;
+
 /// `edu`, bound to a driver, with a page of memory that the CPU sees as well.
 pub(crate) struct Edu<'a> {
     pub(crate) pdev: &'a pci::Device<Bound>,
@@ -56,7 +59,7 @@ pub(crate) struct Edu<'a> {
 }
 
 impl Edu<'_> {
-    /// Moves a page to the buffer of the device, or from there.
+    /// Moves as much as the buffer of the device has to it, or from there.
     fn run(&self, addr: u64, from_buffer: bool) -> Result {
         let (source, destination, direction) = if from_buffer {
             (BUFFER, addr, FROM_BUFFER)
@@ -66,7 +69,7 @@ impl Edu<'_> {
 
         self.bar.try_write64(source, SOURCE)?;
         self.bar.try_write64(destination, DESTINATION)?;
-        self.bar.try_write64(PAGE, COUNT)?;
+        self.bar.try_write64(PIECE, COUNT)?;
         self.bar.try_write64(RUN | direction, COMMAND)?;
         read_poll_timeout(
             || self.bar.try_read64(COMMAND),
@@ -79,8 +82,11 @@ impl Edu<'_> {
 
     /// Makes the device copy a page from one DMA address to another one. Does not allocate.
     pub(crate) fn copy(&self, from: u64, to: u64) -> Result {
-        self.run(from, false)?;
-        self.run(to, true)
+        for at in (0..PAGE / PIECE).map(|piece| piece * PIECE) {
+            self.run(from + at, false)?;
+            self.run(to + at, true)?;
+        }
+        Ok(())
     }
 
     /// Returns the DMA address of the memory that the CPU sees.

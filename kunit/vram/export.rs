@@ -269,8 +269,11 @@ mod tests {
         let table = at.mapping().ok_or(ENOENT)?;
         let first = table.iter().next().ok_or(ENOENT)?;
 
-        check_eq!(table.iter().count(), 1);
-        Ok(((first.dma_address() - start) / PAGE, first.dma_len() / PAGE))
+        let len: u64 = table.iter().map(|entry| entry.dma_len()).sum();
+
+        // The segment limit of a device that has none of its own is 64 KiB.
+        check_eq!(table.iter().count() as u64, len.div_ceil(64 << 10));
+        Ok(((first.dma_address() - start) / PAGE, len / PAGE))
     }
 
     #[test]

@@ -558,7 +558,7 @@ fn multi_range() -> Outcome {
     let ragged = fragment::create(
         &fixture.drm,
         &fixture.bar,
-        ranges * 64 * 1024,
+        ranges * 16 * PAGE64,
         ranges as usize,
     )?;
     let object = &ragged.object;
