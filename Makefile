@@ -39,6 +39,7 @@ help:
 	@echo '                  rt (PREEMPT_RT, on which spinlocks sleep) or'
 	@echo '                  plain (no checks); make bench and profile always take plain,'
 	@echo '                  and make soak all the others if none is given, then also'
+	@echo '                  arm64 and arm64-64k (boots with pages of 4 and of 64 KiB),'
 	@echo '                  deb (boots what the packages of make deb install) and'
 	@echo '                  tree (builds each commit of make tree, x86-64 and arm64)'
 	@echo '  OUT=dir         folder of make tree, new or empty; dir.patches gets the patches;'
@@ -67,8 +68,9 @@ help:
 	@echo 'A Debian machine (bookworm or later, amd64) with git, make and apt is enough, as root;'
 	@echo 'as a plain user, with python3, mmdebstrap and uidmap installed and a range in'
 	@echo '/etc/subuid. Caches and logs: $$XDG_CACHE_HOME/vvram-lab, else ~/.cache/vvram-lab;'
-	@echo 'they need 13 GB, and 4 GB more for each of FLAVOUR=tree and make deb. A report to'
-	@echo 'look at, report.html, is beside the logs of demo, check, soak, test, rdma and bench.'
+	@echo 'they need 13 GB, and 4 GB more for each of FLAVOUR=tree, FLAVOUR=arm64 and make deb.'
+	@echo 'A report to look at, report.html, is beside the logs of demo, check, soak, test, rdma'
+	@echo 'and bench.'
 
 demo check soak test rdma fuzz bench profile mutants style docs tree deb p2p shell clean: python
 	@$(LAB) $@

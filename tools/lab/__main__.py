@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 
+import arm64
 import bench
 import cache
 import check
@@ -71,13 +72,14 @@ def run_check(work):
 def run_soak(work):
     """Pass the tests that take too long to be run with each change.
 
-    On the kernel of `make check`, then on those with sanitizers, then on one with PREEMPT_RT, then
-    on that of `make deb`, then the build of each commit of `make tree`; FLAVOUR= has one of them.
+    On the kernel of `make check`, then on those with sanitizers, that with PREEMPT_RT, those of
+    arm64, that of `make deb`, then the build of each commit of `make tree`; FLAVOUR= has one of
+    them.
     """
     asked = os.environ.get("FLAVOUR")
     bad = 0
     for flavour in [asked] if asked else [kernel.DEFAULT, *kernel.SANITIZERS, kernel.REALTIME,
-                                          installed.FLAVOUR, onebyone.FLAVOUR]:
+                                          *kernel.ARM64, installed.FLAVOUR, onebyone.FLAVOUR]:
         if flavour == onebyone.FLAVOUR:
             # It is not a kernel that boots.
             os.environ.pop("FLAVOUR", None)
@@ -93,7 +95,8 @@ def run_soak(work):
         # All that follows goes by it.
         os.environ["FLAVOUR"] = flavour
         kernel.need_checks()
-        bad |= tally.close(work.console, check.run_soak(work, with_rdma(work)))
+        built = (arm64.everything if flavour in kernel.ARM64 else with_rdma)(work)
+        bad |= tally.close(work.console, check.run_soak(work, built))
     return bad
 
 

@@ -14,31 +14,18 @@ HINT = ("see the log; if a download failed, run again or name another mirror wit
         "if a package is missing, the mirror is too old or too new for this list")
 
 
-def build(step, dest, suites, apt_arguments, preferences=""):
+def build(step, dest, suites, apt_arguments, preferences="", foreign=()):
     """Make a root of suites[0] in dest, then install packages from any of the suites.
+
+    There may be packages of foreign architectures as well.
 
     mmdebstrap writes a tar that is unpacked here, so that files belong to the
     ids of our own namespace whether or not we are root.
     """
     mirror = host.mirror(*suites)
-    options = [*host.apt_options(mirror), host.RETRIES, 'Acquire::Check-Valid-Until "false";',
-               'Acquire::Languages "none";']
     # The roots are caches, which are made as a whole: syncing each file to disk only costs time.
-    debstrap = [*sandbox.LEASH, "mmdebstrap", "--variant=apt", "--format=tar",
-                *[f"--aptopt={o}" for o in options],
-                "--dpkgopt=force-unsafe-io",
-                "--dpkgopt=path-exclude=/usr/share/man/*",
-                "--dpkgopt=path-exclude=/usr/share/locale/*",
-                suites[0], "-", mirror]
-    unpack = [*sandbox.unshare(), "tar", "-x", "-p", "--numeric-owner",
-              "--exclude=./dev/*", "-C", dest]
-
-    def bootstrap():
-        remove(dest)
-        dest.mkdir(parents=True)
-        step.run(["bash", "-c", f"set -o pipefail; {_quoted(debstrap)} | {_quoted(unpack)}"], HINT)
-
-    host.persistently(bootstrap)
+    _bootstrap(step, dest, suites[0], mirror, "--variant=apt", "--dpkgopt=force-unsafe-io",
+               *([f"--architectures={','.join(('amd64', *foreign))}"] if foreign else []))
     (dest / "etc/apt/sources.list").write_text(
         "".join(f"deb {mirror} {suite} main\n" for suite in suites))
     (dest / "etc/apt/preferences.d/lab").write_text(preferences)
@@ -48,6 +35,33 @@ def build(step, dest, suites, apt_arguments, preferences=""):
     host.persistently(lambda: step.run(["apt-get", "install", "-y", "--no-install-recommends",
                                         *apt_arguments], HINT, box, env=env))
     step.run(["sh", "-c", "apt-get clean && rm -rf /var/lib/apt/lists/*"], HINT, box)
+
+
+def extract(step, dest, suite, architecture, packages):
+    """Unpack packages, and those they depend on, in dest. No script of theirs runs, since this
+    machine cannot run their programs. No package counts as essential.
+    """
+    _bootstrap(step, dest, suite, host.mirror(suite), "--variant=extract",
+               f"--architectures={architecture}", f"--include={','.join(packages)}")
+
+
+def _bootstrap(step, dest, suite, mirror, *arguments):
+    options = [*host.apt_options(mirror), host.RETRIES, 'Acquire::Check-Valid-Until "false";',
+               'Acquire::Languages "none";']
+    debstrap = [*sandbox.LEASH, "mmdebstrap", "--format=tar",
+                *[f"--aptopt={o}" for o in options],
+                "--dpkgopt=path-exclude=/usr/share/man/*",
+                "--dpkgopt=path-exclude=/usr/share/locale/*",
+                *arguments, suite, "-", mirror]
+    unpack = [*sandbox.unshare(), "tar", "-x", "-p", "--numeric-owner",
+              "--exclude=./dev/*", "-C", dest]
+
+    def bootstrap():
+        remove(dest)
+        dest.mkdir(parents=True)
+        step.run(["bash", "-c", f"set -o pipefail; {_quoted(debstrap)} | {_quoted(unpack)}"], HINT)
+
+    host.persistently(bootstrap)
 
 
 def networked(box, mirror=None):

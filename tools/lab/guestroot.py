@@ -41,19 +41,23 @@ def ensure(steps, toolchain):
         root = image.with_suffix(f".root{cache.PARTIAL}")
         debianroot.build(step, root, SUITES,
                          [*PACKAGES, *[f"{name}/forky" for name in FORKY]], PREFERENCES)
-        (root / "lab").mkdir()
-        init = root / INIT.lstrip("/")
-        init.write_bytes(STUB.read_bytes())
-        init.chmod(0o755)
-        (root / "etc/fstab").write_bytes(FSTAB.read_bytes())
-        # Modules change with each kernel; the image does not.
-        (root / "usr/lib/modules").symlink_to("/lab/lib/modules")
-        partial = image.with_suffix(cache.PARTIAL)
-        partial.unlink(missing_ok=True)
-        partial.touch()
-        box = toolchain.with_binds({"/build/image": partial}, readonly={"/build/root": root})
-        step.run([*MKFS, "/build/image", "/build/root"],
-                 "see that the disk is not full", box)
-        partial.rename(image)
-        debianroot.remove(root)
+        pack(step, root, image, toolchain)
     return image
+
+
+def pack(step, root, image, toolchain):
+    """Add what a guest starts with to a root, and make the image of it."""
+    (root / "lab").mkdir()
+    init = root / INIT.lstrip("/")
+    init.write_bytes(STUB.read_bytes())
+    init.chmod(0o755)
+    (root / "etc/fstab").write_bytes(FSTAB.read_bytes())
+    # Modules change with each kernel; the image does not.
+    (root / "usr/lib/modules").symlink_to("/lab/lib/modules")
+    partial = image.with_suffix(cache.PARTIAL)
+    partial.unlink(missing_ok=True)
+    partial.touch()
+    box = toolchain.with_binds({"/build/image": partial}, readonly={"/build/root": root})
+    step.run([*MKFS, "/build/image", "/build/root"], "see that the disk is not full", box)
+    partial.rename(image)
+    debianroot.remove(root)

@@ -17,7 +17,12 @@ FLAVOURS = {DEFAULT: ["base.config", "checks.config", "lockdep.config"],
             "kmemleak": ["base.config", "checks.config", "kmemleak.config"],
             "rt": ["base.config", "checks.config", "lockdep.config", "rt.config"],
             # Measurements are made without the checks.
-            "plain": ["base.config"]}
+            "plain": ["base.config"],
+            "arm64": ["base.config", "checks.config", "lockdep.config", "arm64.config"],
+            "arm64-64k": ["base.config", "checks.config", "lockdep.config", "arm64.config",
+                          "arm64-64k.config"]}
+# Those of arm64, with pages of 4 and of 64 KiB: only `make soak` boots them.
+ARM64 = ("arm64", "arm64-64k")
 # The flavours that find bugs which the default does not find, and that take longer.
 SANITIZERS = ("kasan", "kmemleak")
 # The flavour on which spinlocks sleep, and a context in which nothing may sleep is a complaint.
@@ -90,7 +95,8 @@ class Kernel:
     @property
     def command(self):
         """The kernel's make, as this kernel needs it."""
-        return [*MAKE, *(TRACED if has("CONFIG_KCOV=y", self.flavour) else ())]
+        return [*MAKE, *(["ARCH=arm64"] if self.flavour in ARM64 else []),
+                *(TRACED if has("CONFIG_KCOV=y", self.flavour) else ())]
 
     def make(self, step, targets, hint, box=None):
         """Run the kernel's make."""
@@ -110,7 +116,7 @@ class Kernel:
             return
         stamp.clear()
         with steps.step(f"kernel ({self.flavour})") as step:
-            self.make(step, ["bzImage", "modules"],
+            self.make(step, ["Image" if self.flavour in ARM64 else "bzImage", "modules"],
                       "the log names the file: fix it, or see tools/lab/kconfig")
             shutil.rmtree(self.share / "lib", ignore_errors=True)
             self.make(step, ["INSTALL_MOD_PATH=/build/share", "modules_install"],
@@ -121,7 +127,7 @@ class Kernel:
     def _leave_out(self, step):
         """Remove the modules that are only compiled from the folder that the guest sees."""
         [modules] = (self.share / "lib/modules").iterdir()
-        for name in COMPILED_ONLY:
+        for name in COMPILED_ONLY if self.flavour not in ARM64 else ():
             [module] = modules.rglob(f"{name}.ko")
             module.unlink()
         step.run(["depmod", "--basedir", "/build/share", modules.name],
@@ -136,7 +142,7 @@ class Kernel:
             stamp.clear()
             with steps.step("kernel configuration") as step:
                 (self.out / "lab.config").write_text(fragment)
-                step.run([*MAKE, "KCONFIG_ALLCONFIG=/build/out/lab.config",
+                step.run([*self.command, "KCONFIG_ALLCONFIG=/build/out/lab.config",
                           "KCONFIG_CONFIG=/build/out/lab.result", "allnoconfig"],
                          "see the log: a Kconfig file does not parse", self.box,
                          cwd="/build/src", env=IDENTITY)

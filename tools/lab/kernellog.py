@@ -42,7 +42,7 @@ SUITE = re.compile(r" {4}# Subtest: (\S+)|(?:not )?ok \d+ \S+.*")
 # The first line of the state that a guest is asked for before it is ended, see watch.py.
 ASKED = re.compile(r"Uhhuh\. NMI received for unknown reason .*")
 # The first part of an entry: `[?][flavour:]boots[/tests] [=][number]`, or `+ [number]`.
-WHERE = re.compile(r"(\??)(?:(\w+):)?([^\s:/+]+)(?:/(\S+))?(?: +(=?)(\d+))?|\+(?: +(\d+))?")
+WHERE = re.compile(r"(\??)(?:([\w-]+):)?([^\s:/+]+)(?:/(\S+))?(?: +(=?)(\d+))?|\+(?: +(\d+))?")
 # The maximum number of lines of one log in a verdict; the log has the others.
 SHOWN = 12
 

@@ -85,7 +85,11 @@ class Models:
 
     def inside(self, box):
         """The sandbox of the machine, which sees the sockets."""
-        return box.with_binds({SOCKETS: self.sockets}) if self.topology.models else box
+        if not self.topology.models:
+            return box
+        # Its mount point in the root becomes a folder only if it is there.
+        self.sockets.mkdir(exist_ok=True)
+        return box.with_binds({SOCKETS: self.sockets})
 
     @contextlib.contextmanager
     def running(self):
@@ -109,7 +113,6 @@ class Models:
     @contextlib.contextmanager
     def _start(self, log):
         """Start the program and wait until it listens."""
-        self.sockets.mkdir(exist_ok=True)
         with commands.started(self.box.argv(self.argv), stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE, stderr=log) as process:
             if process.stdout.readline() != READY:

@@ -18,6 +18,7 @@ import sandbox
 import selftests
 import source
 import toolchain
+from steps import LabError
 
 REPO = Path(__file__).resolve().parents[2]
 GUEST = Path(__file__).parent / "guest"
@@ -86,6 +87,9 @@ def kernel_only(steps, roots=(toolchain,), flavour=None, variant=None):
 
 def everything(steps, flavour=None, variant=None):
     """Everything up to a guest that is ready to boot."""
+    if (flavour or kernel.flavour()) in kernel.ARM64:
+        raise LabError(f"FLAVOUR={kernel.flavour()} is for make soak alone",
+                       "it boots the suites and some programs: see arm64() in plan.py")
     built = kernel_only(steps, (toolchain, guestroot), flavour, variant)
     programs.ensure(steps, built.box, REPO, built.kernel)
     models.ensure(steps, built.box, REPO, built.kernel)

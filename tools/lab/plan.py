@@ -14,7 +14,8 @@ import topologies
 
 # The factor by which a test may take longer than on an idle processor. The guests of the tests have
 # more processors than the host.
-SLOWER = {"check": 6, "kasan": 12, "kmemleak": 12, "rt": 6, "plain": 6}
+SLOWER = {"check": 6, "kasan": 12, "kmemleak": 12, "rt": 6, "plain": 6, "arm64": 12,
+          "arm64-64k": 12}
 # Limits in seconds, which SLOWER and VVRAM_SOAK multiply: of a boot, of a test under igt_runner,
 # and without a mark of the guest, which has to be more than that of a test.
 BOOT_TIMEOUT = 400
@@ -132,6 +133,11 @@ RDMA_GIVES_UP = ("rdma_life@dead-peer", "rdma_life@full-queue")
 RDMA_ONCE = ("mem_odp", "rdma_clients", "rdma_direct", "rdma_odp", "rdma_pressure", "rdma_svm")
 # Programs that show that an installed kernel and the tool work.
 INSTALLED = ("vvram_bar_export", "vvram_p2p", *TOOL)
+# Programs that run on arm64, in a job of their own: there is no igt_runner.
+ARM64 = ("avram_export", "vvram_bar_export", "vvram_export", MATRIX, "vvram_move", "vvram_p2p")
+PROGRAMS = "programs"
+# Some tests use hundreds of pages.
+ARM64_VRAM = {"arm64-64k": "64M"}
 # With a disk: for each kind of address, and once.
 DISK_KINDS = ("vvram_direct_io",)
 DISK_ONCE = ("mem_pages", "vvram_direct_files", "vvram_direct_life")
@@ -251,6 +257,20 @@ def installed():
     """The boots of what the packages install."""
     return [igt(f"soak-installed-{topology.name}", topology, INSTALLED)
             for topology in topologies.TOPOLOGIES if of_kinds(topology)]
+
+
+def arm64():
+    """The boots of arm64. QEMU tells devices outside of it nothing of an SMMU."""
+    switch, no_route = topologies.ARM64
+    boots = [kunit_boot("soak-kunit", switch, ALL_SUITES),
+             kunit_boot("soak-kunit-no-route", no_route, NO_SUITES,
+                        LAB_WITHOUT=",".join(suites.WITHOUT_DEVICES)),
+             *[job(f"soak-{topology.name}", topology, PROGRAMS,
+                   {"LAB_TESTS": ",".join(telling(topology, ARM64)),
+                    "VVRAM_EXPECT": topology.decision},
+                   load=WAITS, original=topology == no_route) for topology in topologies.ARM64]]
+    return [dataclasses.replace(boot, vram=ARM64_VRAM.get(kernel.flavour(), boot.vram))
+            for boot in boots]
 
 
 def own():

@@ -29,18 +29,18 @@ OFFLINE = ["--offline",
            "--config", f'source.debian.directory="{crates.REGISTRY}"']
 
 
-def cargo(step, box, repo, command, hint, *more, crate=CRATE):
+def cargo(step, box, repo, command, hint, *more, crate=CRATE, key=toolchain.KEY, env=()):
     """Run a cargo command on a crate; return the folder of the programs.
 
     Cargo works on a copy with a lock file of its own: a crate in Debian's
     registry has no checksum that a lock file made elsewhere could agree with.
     """
-    folder = cache.base() / f"programs-{toolchain.KEY}"
+    folder = cache.base() / f"programs-{key}"
     _copy(repo / crate, folder / crate)
     (folder / "target").mkdir(exist_ok=True)
     inside = box.with_binds({"/build/programs": folder}, {crates.REGISTRY: crates.SET.path()})
     step.run(["cargo", command, *OFFLINE, "--release", *more], hint, inside,
-             cwd=f"/build/programs/{crate}", env={"CARGO_TARGET_DIR": "/build/programs/target"})
+             cwd=f"/build/programs/{crate}", env={"CARGO_TARGET_DIR": "/build/programs/target", **dict(env)})
     return folder / "target/release"
 
 

@@ -137,6 +137,9 @@ def _lines(path):
 class Machine:
     """Turns boots into QEMU command lines in the toolchain root."""
 
+    program, kind, console, image = "qemu-system-x86_64", "q35", "ttyS0", IMAGE
+    without = WITHOUT
+
     def __init__(self, kernel, image):
         self.kernel = kernel
         self.box = kernel.box.with_binds(readonly={"/build/guest.erofs": image})
@@ -153,9 +156,9 @@ class Machine:
         settings = {"LAB_JOB": boot.job, "LAB_BOOT": boot.name, **boot.settings}
         settings["VVRAM_SEED"] = 1 if boot.exact else seed()
         cmdline = " ".join(
-            ["console=ttyS0 root=/dev/vda rootfstype=erofs ro nokaslr panic=-1",
+            [f"console={self.console} root=/dev/vda rootfstype=erofs ro nokaslr panic=-1",
              f"init={guestroot.INIT}", kernellog.CMDLINE, watch.CMDLINE,
-             "" if boot.exact else busy(),
+             "" if boot.exact else self.busy(),
              self.kernel.cmdline, boot.topology.cmdline, boot.cmdline]
             + [f"{k}={v}" for k, v in settings.items()])
         if len(cmdline) >= CMDLINE:
@@ -163,14 +166,19 @@ class Machine:
             raise LabError(f"{boot.name}: {len(cmdline)} characters are more than a kernel takes",
                            "name fewer tests, or use patterns")
         backend = BACKEND[bool(boot.machine.models)]
-        return ["qemu-system-x86_64", *memory(boot), *accelerator(boot), "-nodefaults", "-display", "none",
-                "-no-reboot", *io,
-                "-kernel", f"/build/out/{IMAGE}", "-append", cmdline,
+        return [self.program, *memory(boot, self.kind), *accelerator(boot, self.without),
+                "-nodefaults", "-display", "none", "-no-reboot", *io,
+                "-kernel", f"/build/out/{self.image}", "-append", cmdline,
                 "-drive", "file=/build/guest.erofs,format=raw,readonly=on,if=none,id=root",
                 "-device", "virtio-blk-pci,drive=root",
                 *MONITOR,
                 "-object", f"{backend},id=vram,size={boot.vram},share=on,reserve=off",
                 *boot.machine.machine, *SHARE, *boot.arguments]
+
+    @staticmethod
+    def busy():
+        """Kernel parameters for a guest whose host is busy."""
+        return busy()
 
     def run(self, boot, cpu):
         """Boot, wait for the end, and check that the job ended.
@@ -265,22 +273,22 @@ class Machine:
                 self.argv(boot, ("-serial", "mon:stdio"))))
 
 
-def memory(boot):
+def memory(boot, kind):
     """The machine and its memory."""
     if not boot.machine.models:
-        return ("-machine", "q35", "-m", MEMORY)
-    return ("-machine", "q35,memory-backend=ram", "-m", MEMORY,
+        return ("-machine", kind, "-m", MEMORY)
+    return ("-machine", f"{kind},memory-backend=ram", "-m", MEMORY,
             "-object", f"{BACKEND[True]},id=ram,size={MEMORY},share=on")
 
 
-def accelerator(boot):
+def accelerator(boot, without):
     """How the processors of a boot are emulated, and how many there are."""
     processors = ("-smp", str(boot.processors))
     if kvm():
         return (*processors, "-accel", "kvm")
     if boot.exact:
         return DETERMINISTIC
-    return (*processors, "-accel", "tcg,thread=multi", "-seed", str(seed()), *WITHOUT)
+    return (*processors, "-accel", "tcg,thread=multi", "-seed", str(seed()), *without)
 
 
 @functools.cache

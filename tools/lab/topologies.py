@@ -247,6 +247,17 @@ def spare(topology):
     return tuple(words)
 
 
+# QEMU's `virt`, whose host bridge is not on the list either: there is a route below a switch only.
+# In front of an IOMMU QEMU translates addresses of the bus, too, which no switch does: the SMMU is
+# where peer to peer is refused. The processor has pages of 4 and of 64 KiB.
+ARM = ("-cpu", "cortex-a76")
+SMMU = ("-machine", "iommu=smmuv3")
+ARM64 = (
+    Topology("switch", "two ports of a switch, arm64", (*ARM, *switch()), BUS, 4),
+    Topology("no-route", "two root ports behind an SMMU", (*ARM, *SMMU, *two_root_ports()), REFUSED,
+             -1, has=frozenset({OWN_SLOT})),
+)
+
 ALL = TOPOLOGIES + PAIRS + RDMA + DISKS + MODELS
 
 

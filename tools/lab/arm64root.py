@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The root of the tools for arm64: QEMU, and what builds programs.
+
+The kernel is built in the toolchain root. One more package in that one would make all kernels anew.
+"""
+
+import cache
+import debianroot
+import sandbox
+
+# Of this suite both architectures have the same version of Rust, which its library needs.
+SUITES = ["forky"]
+PACKAGES = """
+rustc cargo bindgen clang lld gcc libc6-dev libstd-rust-dev:arm64 libc6-dev:arm64
+libgcc-15-dev:arm64 libibverbs-dev:arm64 qemu-system-arm
+""".split()
+GB = 3
+KEY = cache.digest(SUITES, PACKAGES)
+
+
+def path():
+    """Where the root is or will be."""
+    return cache.base() / f"arm64-tools-{KEY}"
+
+
+def ensure(steps):
+    """Make the root if it is not there; return a sandbox in it."""
+    final = path()
+    if final.exists():
+        steps.current("arm64 tools")
+    else:
+        with steps.step("arm64 tools") as step:
+            partial = final.with_suffix(cache.PARTIAL)
+            debianroot.build(step, partial, SUITES, PACKAGES, foreign=("arm64",))
+            partial.rename(final)
+    return sandbox.Sandbox(final)
