@@ -17,9 +17,9 @@ use vvram_tests::misc;
 use vvram_tests::proc::Child;
 use vvram_tests::queue::{copy_after, flood, Client};
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::signals::{asleep, await_sleep, interrupt, kill, restart};
+use vvram_tests::signals::{await_sleep, interrupt, kill, restart};
 use vvram_tests::trace::Jobs;
-use vvram_tests::uapi::{self, COPIES_MAX, DMA_BUF_SYNC_WRITE, PLACEMENT_VRAM};
+use vvram_tests::uapi::{self, COPIES_MAX, DMA_BUF_SYNC_WRITE};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -90,48 +90,6 @@ fn flood_create() -> Outcome {
     user.join("the copies", LIMIT)?;
     holds(&to, x, "what was copied")?;
     drop(last);
-    gpu.clean()
-}
-
-/// A client copies from an object all the time, and the object moves. Objects of other clients are
-/// cleared meanwhile: the move does not hold them up.
-fn flood_moves() -> Outcome {
-    let (gpu, other) = (Mgpu::first()?, Mgpu::first()?);
-    let (x, y) = patterns();
-    let (from, to) = (
-        gpu.drm.create_flags(PAGE64, EITHER)?,
-        gpu.drm.create(PAGE64)?,
-    );
-    from.map()?.fill(x);
-    to.map()?.fill(y);
-    gpu.force(&from, "system")?;
-    gpu.inject(Error::Slow, 50 * misc::slower())?;
-    let copies = (0..COPIES_MAX)
-        .map(|_| copy_after(&gpu.drm, (&from, &to), &[]))
-        .collect::<Result<Vec<_>, _>>()?;
-    let mut mover = Child::spawn(|| gpu.force(&from, "vram"))?;
-    // The move is queued, or waits.
-    asleep(&mut mover, FENCE, "SD")?;
-    let object = other.drm.create(PAGE64)?;
-    object.export()?.sync_file(DMA_BUF_SYNC_WRITE)?.finish()?;
-    let left = copies
-        .iter()
-        .map(|copy| copy.poll(0))
-        .collect::<Result<Vec<_>, _>>()?;
-    gpu.inject(Error::Slow, 0)?;
-    mover.join("the move", LIMIT)?;
-    for copy in &copies {
-        copy.finish()?;
-        check_eq!(copy.status()?, 1, "status of a copy");
-    }
-    check!(
-        left.contains(&false),
-        "an object of another client waits for all copies of one"
-    );
-    check_eq!(from.info()?.placement, PLACEMENT_VRAM, "placement");
-    holds(&from, x, "what has moved")?;
-    holds(&to, x, "what was copied")?;
-    drop(object);
     gpu.clean()
 }
 
@@ -500,7 +458,6 @@ fn charged() -> Outcome {
 igt_main! {
     "flood", "a client that floods its queue, and another one", one_floods;
     "flood-create", "one client makes objects all the time", flood_create;
-    "flood-moves", "one client copies from an object that moves", flood_moves;
     "flood-exec", "the same with jobs of the compute engine", one_floods_exec;
     "waits", "a copy that waits for an external fence", waits;
     "copy-room", "a copy that waits for room in the queue of its file", copy_room;

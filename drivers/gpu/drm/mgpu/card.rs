@@ -70,7 +70,7 @@ pub(crate) struct Data {
 pub(crate) struct Bound<'a> {
     /// The exported buffers, which are revoked before VRAM becomes inaccessible.
     pub(crate) exports: peer::Exports<'a, BoData>,
-    /// The compute engine, which works on virtual addresses. Moves wait for its jobs.
+    /// The compute engine, which works on virtual addresses. Moves depend on its jobs.
     pub(crate) compute: ComputeEngine<'a>,
     /// The copy engine, which moves and copies the content of objects, with the CPU's view of the
     /// aperture.

@@ -329,8 +329,8 @@ impl<'a, T: RingOps> Ring<'a, T> {
 
     /// Returns the queue of the kernel, whose jobs go first and have no bound.
     ///
-    /// Its jobs should depend on each other alone: clients would hold up all later jobs, and other
-    /// devices the end of the ring as well.
+    /// Its jobs must depend on work of the device alone: other devices would hold up all later
+    /// jobs, and the end of the ring.
     #[inline]
     pub fn kernel(&self) -> &Queue<T> {
         &self.kernel

@@ -21,11 +21,10 @@
 //! of them to the reservation of the new owner, and the layer makes the work on the objects of a
 //! job its dependencies ([`Job::after`]). TTM has room for the fences of [`MAX_ENGINES`] engines.
 //!
-//! A copy of a client may depend on fences of other devices, and on other work of clients. A job of
-//! the kernel depends on others of the kernel only, because it holds up all later ones, which are
-//! for all clients: the task that causes it waits for the rest before it is made. (A reset does
-//! not, for work of the device.) All fences of a device are in a [`FenceGroup`], which tells them
-//! from those of other devices.
+//! A copy of a client may depend on fences of other devices. A move does not, because it would hold
+//! up all later moves: the task that causes it waits for these fences, and for copies that depend
+//! on them, before the move is made. All fences of a device are in a [`FenceGroup`], which tells
+//! them from those of other devices.
 //!
 //! # Failures
 //!
@@ -299,8 +298,8 @@ impl Job {
         self.0.fence.fence()
     }
 
-    /// Returns the fences that must signal before the job begins: those of other jobs of the
-    /// kernel, and, for a copy of a client, of other clients and devices. A ring waits for them, see
+    /// Returns the fences that must signal before the job begins: those of other work of the
+    /// device, and, for a copy of a client, of other devices. A ring waits for them, see
     /// [`Plan::entry`].
     #[inline]
     pub fn after(&self) -> &[ARef<AnyFence>] {
@@ -508,17 +507,11 @@ impl Moves {
         self.group
     }
 
-    /// Returns whether `fence` has not signalled, and depends on this device only.
+    /// Returns whether `fence` is one that work of this device may wait for: it has not signalled,
+    /// and depends on this device only.
     #[inline]
     pub(super) fn has(&self, fence: &Fence) -> bool {
         self.group.has_internal(fence)
-    }
-
-    /// Returns whether `fence` is that of a job of the kernel: of a move, for example.
-    pub(super) fn is_of_kernel(&self, fence: &Fence) -> bool {
-        self.lines
-            .iter()
-            .any(|line| line.context.id() == fence.context())
     }
 
     /// Adds to `after` the work on an object, up to `usage`, that is not done; the work of other

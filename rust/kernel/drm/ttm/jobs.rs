@@ -90,8 +90,9 @@ impl<T: TtmObject> Device<T> {
     }
 
     /// Returns the group of the fences of this device. Work of the device that its engines do not
-    /// do, such as jobs of clients on other rings, has fences of the group too, which tells it
-    /// from work that depends on other devices: evictions look for victims without such work first.
+    /// do, such as jobs of clients on other rings, has fences of the group too, so that moves
+    /// depend on it instead of waiting for it. Moves wait for work on objects that page tables
+    /// show, see [`Mappings::zap`](crate::drm::gem::Mappings::zap).
     #[inline]
     pub fn fence_group(&self) -> FenceGroup {
         self.jobs.moves.group()
@@ -168,27 +169,25 @@ impl<T: TtmObject> Device<T> {
         Ok(())
     }
 
-    /// Returns whether work of `usage` on an object is not done that is none of the kernel. A job
-    /// of the kernel would hold up the others while it waits for such work.
-    pub(crate) fn is_used(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {
-        resv.fences(usage)
-            .any(|fence| !self.jobs.moves.is_of_kernel(fence) && !fence.is_signaled())
-    }
-
     /// Returns whether work of `usage` on an object is not done that belongs to another device, or
     /// depends on one.
     pub(crate) fn is_used_by_others(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {
         resv.fences(usage)
-            .any(|fence| !self.jobs.moves.has(fence) && !fence.is_signaled())
+            .any(|fence| self.depends_on_others(fence))
     }
 
-    /// Waits for the work that [`Self::is_used`] looks for.
+    /// Returns whether `fence` has not signalled, and belongs to another device or depends on one.
+    pub(crate) fn depends_on_others(&self, fence: &Fence) -> bool {
+        !self.jobs.moves.has(fence) && !fence.is_signaled()
+    }
+
+    /// Waits for the work that [`Self::is_used_by_others`] looks for.
     ///
     /// # Errors
     ///
     /// `ERESTARTSYS` if a signal arrived.
-    pub(crate) fn wait_for_users(&self, resv: &LockedResv<'_>, usage: Usage) -> Result {
-        if self.is_used(resv, usage) {
+    pub(crate) fn wait_for_others(&self, resv: &LockedResv<'_>, usage: Usage) -> Result {
+        if self.is_used_by_others(resv, usage) {
             resv.resv().wait(usage, true)?;
         }
         Ok(())

@@ -105,8 +105,7 @@ impl Place {
     }
 
     /// An object is evicted for it only if no work on it depends on another device, for which the
-    /// eviction would have to wait with the reservation of the object held. It does wait for work
-    /// of clients of this device.
+    /// eviction would have to wait with the reservation of the object held.
     pub const fn without_waits(self) -> Self {
         self.with(WITHOUT_WAITS)
     }

@@ -263,9 +263,8 @@ impl AddressSpace {
 
             let is_in_vram = |object: &Held<'_, Bo>| object.mem_type() == Some(MemType::Vram);
 
-            // In system memory it is reached as well, which is better than a wait with the
-            // reservations held.
-            let stays = object.mem_type() == Some(MemType::Tt) && object.is_used();
+            // In system memory it is reached as well, which is better than to wait for others.
+            let stays = object.mem_type() == Some(MemType::Tt) && object.would_wait();
 
             if domain == Domain::Either && !is_in_vram(object) && !round.full && !stays {
                 match object.validate(&[Place::VRAM.without_waits()], &mut ctx) {

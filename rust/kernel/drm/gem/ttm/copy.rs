@@ -190,8 +190,8 @@ fn vmapped(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) 
 /// Copies `size` bytes for the kernel, and returns the fence that signals when the copy is done.
 ///
 /// As for a client ([`CopyArgs::serve`]), but the copy is one of the kernel's jobs, which go first
-/// and whose number is not bounded. It waits for the work of clients and of other devices on the
-/// objects with the reservations held, because the copy would otherwise hold up all moves.
+/// and whose number is not bounded. It waits for the work of other devices on the objects with the
+/// reservations held, because the copy would otherwise hold up all moves.
 ///
 /// # Errors
 ///
@@ -308,9 +308,9 @@ fn queue<T: TtmObject>(
             Usage::Read
         };
         if waits {
-            ttm.wait_for_users(&read, read_conflicts)?;
+            ttm.wait_for_others(&read, read_conflicts)?;
             if let Some(written) = &written {
-                ttm.wait_for_users(written, Usage::Read)?;
+                ttm.wait_for_others(written, Usage::Read)?;
             }
         }
         let mut after = KVec::new();

@@ -2,8 +2,8 @@
 
 //! Moves of the content of objects, at the request of TTM.
 //!
-//! Importers are notified before an object moves. The task waits for the work that they and clients
-//! have started; it does not wait for the copy. See [`drm::ttm`](crate::drm::ttm).
+//! Importers are notified before an object moves, and the move waits for the work that they have
+//! started; it does not wait for the copy. See [`drm::ttm`](crate::drm::ttm).
 //!
 //! # Locking
 //!
@@ -52,7 +52,7 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// How long a move waits for other work, in milliseconds, as TTM does.
+/// How long a move waits for work that the engine cannot wait for, in milliseconds, as TTM does.
 const PATIENCE: Msecs = 15_000;
 
 /// Converts a resource of TTM to one side of a transfer.
@@ -277,8 +277,8 @@ impl<'a, T: TtmObject> Move<'a, T> {
 }
 
 impl<'a, T: TtmObject> Notified<'a, T> {
-    /// Waits for work that must be done before the object leaves its place. The engine waits for
-    /// other moves.
+    /// Waits for work that must be done before the object leaves its place. What the engine can
+    /// wait for is left to it.
     ///
     /// # Errors
     ///
@@ -298,17 +298,11 @@ impl<'a, T: TtmObject> Notified<'a, T> {
         // Pages that the engine still uses must not be swapped out, and work that uses the entries
         // of page tables must be done before the entries are cleared.
         let is_in_use = has_content && (!request.is_by_engine() || request.locked.is_shown());
-        // SAFETY: By the type invariant.
-        let (no_wait, is_interruptible) =
-            unsafe { ((*request.ctx).no_wait_gpu, (*request.ctx).interruptible) };
-        // Without a wait the engine waits for clients: nobody else uses it during a reset.
-        let is_used = if no_wait {
-            ttm.is_used_by_others(&request.locked.resv(), usage)
-        } else {
-            ttm.is_used(&request.locked.resv(), usage)
-        };
 
-        if is_in_use || is_used {
+        if is_in_use || ttm.is_used_by_others(&request.locked.resv(), usage) {
+            // SAFETY: By the type invariant.
+            let (no_wait, is_interruptible) =
+                unsafe { ((*request.ctx).no_wait_gpu, (*request.ctx).interruptible) };
             let limit = if no_wait {
                 0
             } else {
@@ -402,7 +396,7 @@ impl<'a, T: TtmObject> Unmapped<'a, T> {
 
             Transfer::new(from, request.side(request.to)?, (*bo).base.size)
         };
-        // All but jobs of the kernel has been waited for.
+        // The work of other devices has been waited for.
         let mut after = KVec::new();
         let external = obj
             .ttm()
@@ -529,15 +523,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
     }
 
-    /// Returns whether work of clients or of other devices on the object is not done. A move would
-    /// wait for it with the reservation held, and for 15 seconds at most.
-    pub fn is_used(&mut self) -> bool {
-        let (ttm, usage) = (self.obj.ttm(), self.usage());
-
-        ttm.is_used(&self.resv(), usage)
-    }
-
-    /// As [`Self::is_used`], for work that depends on another device.
+    /// Returns whether a move would have to wait for work that depends on another device. It would
+    /// wait with the reservation held, and for 15 seconds at most.
     pub fn would_wait(&mut self) -> bool {
         let (ttm, usage) = (self.obj.ttm(), self.usage());
 
