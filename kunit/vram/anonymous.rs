@@ -5,10 +5,14 @@
 use crate::bench::PAGE;
 use kernel::{
     bindings,
-    prelude::*, //
+    prelude::*,
+    sizes::SZ_2M, //
 };
 
-/// Anonymous memory of the process of a test, which begins where a PMD does.
+/// How many pages migrate at once at most: those of an entry of a PMD, for pages of 4 KiB.
+pub(crate) const LARGEST: usize = SZ_2M / PAGE as usize;
+
+/// Anonymous memory of the process of a test, which begins where such a piece may.
 pub(crate) struct Anonymous {
     pub(crate) addr: usize,
     pub(crate) pages: usize,
@@ -19,7 +23,7 @@ impl Anonymous {
         // `PROT_READ | PROT_WRITE`, and `MAP_PRIVATE | MAP_ANONYMOUS`.
         const PROT: usize = 1 | 2;
         const FLAGS: usize = 0x2 | 0x20;
-        let align = kernel::sizes::SZ_2M;
+        let align = SZ_2M;
         let len = pages * PAGE as usize;
 
         // SAFETY: A test is a thread of the kernel, which the process is made for.

@@ -5,7 +5,8 @@
 use crate::{
     anonymous::{
         content,
-        Anonymous, //
+        Anonymous,
+        LARGEST, //
     },
     bench::{
         behind,
@@ -181,9 +182,6 @@ fn is_content(phys: u64, seed: Option<u64>, page: usize) -> Result<bool> {
 mod tests {
     use super::*;
 
-    /// How many pages an entry of a PMD has.
-    const PMD: usize = 512;
-
     /// If the process changes its memory before the mirror is locked, the entries must be read
     /// again.
     #[test]
@@ -282,12 +280,12 @@ mod tests {
         with_device(|pdev| {
             let card = Card::new(pdev, 0, true)?;
             let start = pdev.resource_start(BAR)?;
-            let memory = Anonymous::filled(PMD, 1)?;
+            let memory = Anonymous::filled(LARGEST, 1)?;
             let notified = Notified::new()?;
             let notifier = memory.notifier(&notified)?;
-            let aliases = |page: usize| Some(start + (PMD + page) as u64 * PAGE);
+            let aliases = |page: usize| Some(start + (LARGEST + page) as u64 * PAGE);
 
-            card.migrate_to(PMD as u64 * PAGE, &memory, 0, PMD)?;
+            card.migrate_to(LARGEST as u64 * PAGE, &memory, 0, LARGEST)?;
             check_eq!(notified.take(), Some(memory.all()));
 
             // A snapshot that does not allow P2P has no page for memory in VRAM.
@@ -306,12 +304,12 @@ mod tests {
             }
             check_eq!(card.notified.to_ram.load(Relaxed), 0);
             check_eq!(notified.take(), None);
-            for page in [0, 1, PMD - 1] {
-                check!(card.shows((PMD + page) as u64 * PAGE, Some(1), page)?);
+            for page in [0, 1, LARGEST - 1] {
+                check!(card.shows((LARGEST + page) as u64 * PAGE, Some(1), page)?);
             }
 
             let seen = frames(&notifier, memory.range(3..5), Request::READ)?;
-            check_eq!(card.notified.to_ram.load(Relaxed), PMD as u64 * PAGE);
+            check_eq!(card.notified.to_ram.load(Relaxed), LARGEST as u64 * PAGE);
             check_eq!(card.used()?, 0);
             check!(is_content(seen[0].ok_or(ENOENT)?, Some(1), 3)?);
             check!(is_content(seen[1].ok_or(ENOENT)?, Some(1), 4)?);

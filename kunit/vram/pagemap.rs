@@ -366,10 +366,10 @@ impl Drop for LastRef {
 #[kunit_tests(vram_pagemap)]
 mod tests {
     use super::*;
-    use crate::bench::with_device;
-
-    /// How many pages an entry of a PMD has.
-    const PMD: usize = 512;
+    use crate::{
+        anonymous::LARGEST,
+        bench::with_device, //
+    };
 
     /// A read by the CPU moves the whole chunk of the page back, and no other chunk.
     #[test]
@@ -447,19 +447,19 @@ mod tests {
             drop(others);
             check_eq!(card.used()?, 0);
 
-            let memory = Anonymous::new(PMD)?;
+            let memory = Anonymous::new(LARGEST)?;
             let allocs = card.notified.allocs.load(Relaxed);
-            card.migrate(&memory, 0, PMD)?;
+            card.migrate(&memory, 0, LARGEST)?;
             check_eq!(card.notified.allocs.load(Relaxed), allocs + 1);
-            check_eq!(card.notified.zeroed.load(Relaxed), PMD as u64 * PAGE);
-            check_eq!(card.used()?, PMD as u64 * PAGE);
-            let at = card.notified.last.load(Relaxed) & !(PMD as u64 * PAGE - 1);
-            for page in 0..PMD {
+            check_eq!(card.notified.zeroed.load(Relaxed), LARGEST as u64 * PAGE);
+            check_eq!(card.used()?, LARGEST as u64 * PAGE);
+            let at = card.notified.last.load(Relaxed) & !(LARGEST as u64 * PAGE - 1);
+            for page in 0..LARGEST {
                 check!(card.shows(at + page as u64 * PAGE, None, page)?);
             }
             check_eq!(card.notified.to_ram.load(Relaxed), 0);
             check!(memory.all_hold(None)?);
-            check_eq!(card.notified.to_ram.load(Relaxed), PMD as u64 * PAGE);
+            check_eq!(card.notified.to_ram.load(Relaxed), LARGEST as u64 * PAGE);
 
             let memory = Anonymous::new(4)?;
             card.migrate_to(PAGE, &memory, 1, 1)?;
@@ -495,18 +495,19 @@ mod tests {
     }
 
     /// A page inside of a large folio that was freed can be used on its own.
-    #[cfg(CONFIG_TRANSPARENT_HUGEPAGE)]
+    // A large folio, an entry of a PMD, is larger than VRAM for pages of 64 KiB.
+    #[cfg(all(CONFIG_TRANSPARENT_HUGEPAGE, not(CONFIG_ARM64_64K_PAGES)))]
     #[test]
     fn a_free_large_folio_leaves_nothing() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0, true)?;
             let start = pdev.resource_start(BAR)?;
-            let memory = Anonymous::filled(PMD, 1)?;
+            let memory = Anonymous::filled(LARGEST, 1)?;
 
-            card.migrate_to(0, &memory, 0, PMD)?;
+            card.migrate_to(0, &memory, 0, LARGEST)?;
             // The folio moved in one piece.
-            check_eq!(card.notified.longest.load(Relaxed), PMD as u64 * PAGE);
-            for page in 0..PMD {
+            check_eq!(card.notified.longest.load(Relaxed), LARGEST as u64 * PAGE);
+            for page in 0..LARGEST {
                 check!(card.shows(page as u64 * PAGE, Some(1), page)?);
             }
             drop(memory);
@@ -528,23 +529,24 @@ mod tests {
     }
 
     /// A large folio moves back in one piece, even if a part of it was freed before.
-    #[cfg(CONFIG_TRANSPARENT_HUGEPAGE)]
+    // As above.
+    #[cfg(all(CONFIG_TRANSPARENT_HUGEPAGE, not(CONFIG_ARM64_64K_PAGES)))]
     #[test]
     fn a_large_folio_moves_back() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0, true)?;
-            let memory = Anonymous::filled(PMD, 1)?;
+            let memory = Anonymous::filled(LARGEST, 1)?;
 
-            card.migrate(&memory, 0, PMD)?;
-            check_eq!(card.notified.longest.load(Relaxed), PMD as u64 * PAGE);
+            card.migrate(&memory, 0, LARGEST)?;
+            check_eq!(card.notified.longest.load(Relaxed), LARGEST as u64 * PAGE);
             check!(memory.all_hold(Some(1))?);
             check_eq!(card.used()?, 0);
 
             memory.fill(2)?;
-            card.migrate(&memory, 0, PMD)?;
+            card.migrate(&memory, 0, LARGEST)?;
             // SAFETY: The process has the memory; the test does not access these pages any more.
             unsafe { bindings::vm_munmap(memory.addr, 16 * PAGE as usize) };
-            for page in 16..PMD {
+            for page in 16..LARGEST {
                 check!(memory.holds(Some(2), page)?);
             }
             check_eq!(card.used()?, 0);
@@ -573,16 +575,16 @@ mod tests {
     fn memory_survives_the_device() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0, true)?;
-            let large = Anonymous::filled(PMD, 1)?;
+            let large = Anonymous::filled(LARGEST, 1)?;
             let small = Anonymous::filled(8, 2)?;
             let (vram, notified) = (card.vram.clone(), card.notified.clone());
 
-            card.migrate(&large, 0, PMD)?;
+            card.migrate(&large, 0, LARGEST)?;
             card.migrate(&small, 1, 5)?;
-            check_eq!(card.used()?, (PMD as u64 + 5) * PAGE);
+            check_eq!(card.used()?, (LARGEST as u64 + 5) * PAGE);
             drop(card);
             check_eq!(vram.avail(), vram.size());
-            check_eq!(notified.to_ram.load(Relaxed), (PMD as u64 + 5) * PAGE);
+            check_eq!(notified.to_ram.load(Relaxed), (LARGEST as u64 + 5) * PAGE);
             check!(large.all_hold(Some(1))?);
             check!(small.all_hold(Some(2))?);
 
@@ -739,16 +741,16 @@ mod tests {
             let start = pdev.resource_start(BAR)?;
             let pages = (pdev.resource_len(BAR)? / PAGE) as usize;
 
-            let card = Card::new(pdev, PMD as u64 * PAGE, false)?;
+            let card = Card::new(pdev, LARGEST as u64 * PAGE, false)?;
             check_eq!(card.alias(0)?, None);
             drop(card);
 
-            let card = Card::new(pdev, PMD as u64 * PAGE, true)?;
+            let card = Card::new(pdev, LARGEST as u64 * PAGE, true)?;
             let last = pages - 1;
             check_eq!(card.aliases(0)?, Some((start, pages)));
             check_eq!(card.aliases(last)?, Some((start + last as u64 * PAGE, 1)));
             check_eq!(card.alias(pages)?, None);
-            check_eq!(card.alias(pages + PMD - 1)?, None);
+            check_eq!(card.alias(pages + LARGEST - 1)?, None);
             Ok(())
         })
     }

@@ -105,7 +105,7 @@ pub(super) static CALLS: &[Call] = &[
         "DRM_IOCTL_SYNCOBJ_HANDLE_TO_FD",
         uapi::DRM_IOCTL_SYNCOBJ_HANDLE_TO_FD,
         [Vvram, Mgpu],
-        [],
+        [ENOENT],
         layout!(DrmSyncobjHandle, {
             handle: Handle(Syncobj, EINVAL),
             flags: Is(0, &[4, 1 << 31]),

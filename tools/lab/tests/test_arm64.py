@@ -71,6 +71,17 @@ class Boots(unittest.TestCase):
             if topologies.SMMU[1] in boot.topology.machine:
                 self.assertFalse(boot.machine.models)
 
+    def test_the_rows_that_are_slow_run_elsewhere(self):
+        [switch, no_route] = [boot.settings["LAB_TESTS"].split(",") for boot in plan.arm64()
+                              if boot.job == plan.PROGRAMS]
+        self.assertIn(plan.MATRIX, switch)
+        self.assertNotIn(plan.MATRIX, no_route)
+        self.assertIn(f"{plan.MATRIX}@vram-*", no_route)
+        with mock.patch.dict(os.environ, FLAVOUR="arm64"):
+            for boot in plan.arm64():
+                if boot.job == plan.PROGRAMS:
+                    self.assertIn(plan.MATRIX, boot.settings["LAB_TESTS"].split(","))
+
     def test_only_make_soak_boots_it(self):
         with self.assertRaises(LabError):
             pipeline.everything(None)
