@@ -305,6 +305,17 @@ impl Card {
     }
 }
 
+/// Returns the device-private page `index`.
+fn page_of(pages: &PageMap<Svm>, index: usize) -> *mut bindings::page {
+    // SAFETY: The structure is valid, and so are its pages.
+    unsafe {
+        let pgmap = (*pages.as_raw()).pagemap;
+        let first = (*pgmap).__bindgen_anon_1.range.as_ref().start as usize >> PAGE_SHIFT;
+
+        bindings::pfn_to_page(first + index)
+    }
+}
+
 /// Asks for the alias of a page as `hmm_range_fault()` does.
 fn aliases(pages: &PageMap<Svm>, index: usize) -> Option<(u64, usize)> {
     let mut count = 1;
@@ -314,8 +325,7 @@ fn aliases(pages: &PageMap<Svm>, index: usize) -> Option<(u64, usize)> {
     unsafe {
         let pgmap = (*pages.as_raw()).pagemap;
         let p2p_page = (*(*pgmap).ops).p2p_page?;
-        let first = (*pgmap).__bindgen_anon_1.range.as_ref().start as usize >> PAGE_SHIFT;
-        let alias = p2p_page(pgmap, bindings::pfn_to_page(first + index), &mut count);
+        let alias = p2p_page(pgmap, page_of(pages, index), &mut count);
 
         if alias.is_null()
             || (*bindings::page_pgmap(alias)).type_
@@ -333,15 +343,11 @@ struct LastRef(*mut bindings::folio);
 
 impl LastRef {
     fn new(pages: &PageMap<Svm>, index: usize) -> Self {
-        // SAFETY: The structure is valid, and so are its pages. This one is in use, on its own.
-        unsafe {
-            let pgmap = (*pages.as_raw()).pagemap;
-            let first = (*pgmap).__bindgen_anon_1.range.as_ref().start as usize >> PAGE_SHIFT;
-            let this = Self(bindings::pfn_to_page(first + index).cast());
+        // The page is in use, on its own.
+        let this = Self(page_of(pages, index).cast());
 
-            this.count().add(1, Relaxed);
-            this
-        }
+        this.count().add(1, Relaxed);
+        this
     }
 
     fn count(&self) -> &Atomic<i32> {
