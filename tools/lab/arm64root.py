@@ -6,7 +6,6 @@ The kernel is built in the toolchain root. One more package in that one would ma
 
 import cache
 import debianroot
-import sandbox
 
 # Of this suite both architectures have the same version of Rust, which its library needs.
 SUITES = ["forky"]
@@ -25,12 +24,4 @@ def path():
 
 def ensure(steps):
     """Make the root if it is not there; return a sandbox in it."""
-    final = path()
-    if final.exists():
-        steps.current("arm64 tools")
-    else:
-        with steps.step("arm64 tools") as step:
-            partial = final.with_suffix(cache.PARTIAL)
-            debianroot.build(step, partial, SUITES, PACKAGES, foreign=("arm64",))
-            partial.rename(final)
-    return sandbox.Sandbox(final)
+    return debianroot.tools(steps, "arm64 tools", path(), SUITES, PACKAGES, ("arm64",))

@@ -14,6 +14,18 @@ HINT = ("see the log; if a download failed, run again or name another mirror wit
         "if a package is missing, the mirror is too old or too new for this list")
 
 
+def tools(steps, title, final, suites, apt_arguments, foreign=()):
+    """Make a root at final if there is none; return a sandbox in it."""
+    if final.exists():
+        steps.current(title)
+    else:
+        with steps.step(title) as step:
+            partial = final.with_suffix(cache.PARTIAL)
+            build(step, partial, suites, apt_arguments, foreign=foreign)
+            partial.rename(final)
+    return sandbox.Sandbox(final)
+
+
 def build(step, dest, suites, apt_arguments, preferences="", foreign=()):
     """Make a root of suites[0] in dest, then install packages from any of the suites.
 

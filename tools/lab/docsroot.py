@@ -6,7 +6,6 @@ It is separate from the toolchain root, so that a new package does not cause a n
 
 import cache
 import debianroot
-import sandbox
 
 SUITES = ["trixie"]
 PACKAGES = "python3-sphinx python3-yaml graphviz fonts-dejavu-core".split()
@@ -21,12 +20,4 @@ def path():
 
 def ensure(steps):
     """Make the root if it is not there; return a sandbox in it."""
-    final = path()
-    if final.exists():
-        steps.current("root of the documentation")
-    else:
-        with steps.step("root of the documentation") as step:
-            partial = final.with_suffix(cache.PARTIAL)
-            debianroot.build(step, partial, SUITES, PACKAGES)
-            partial.rename(final)
-    return sandbox.Sandbox(final)
+    return debianroot.tools(steps, "root of the documentation", path(), SUITES, PACKAGES)

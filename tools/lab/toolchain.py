@@ -3,7 +3,6 @@
 
 import cache
 import debianroot
-import sandbox
 
 SUITES = ["trixie", "trixie-backports"]
 PACKAGES = """
@@ -26,12 +25,4 @@ def path():
 
 def ensure(steps):
     """Make the root if it is not there; return a sandbox in it."""
-    final = path()
-    if final.exists():
-        steps.current("toolchain")
-    else:
-        with steps.step("toolchain") as step:
-            partial = final.with_suffix(cache.PARTIAL)
-            debianroot.build(step, partial, SUITES, ["-t", SUITES[1], *PACKAGES])
-            partial.rename(final)
-    return sandbox.Sandbox(final)
+    return debianroot.tools(steps, "toolchain", path(), SUITES, ["-t", SUITES[1], *PACKAGES])
