@@ -63,8 +63,7 @@ pub(crate) mod trace;
 pub use self::{
     backing::{
         Backing,
-        Vram,
-        Want, //
+        Vram, //
     },
     counters::{
         Counters,

@@ -34,8 +34,7 @@ use super::{
         Client,
         Counters,
         Holders,
-        PeerObject,
-        Want, //
+        PeerObject, //
     },
     BaseObject,
     DriverObject,
@@ -515,7 +514,7 @@ unsafe impl<T: VramObject> Backing for Object<T> {
 
     fn bring(
         _object: &mut Held<'_, Self>,
-        _want: Want,
+        _domain: Domain,
         _interruptible: bool,
         _patient: bool,
     ) -> Result {

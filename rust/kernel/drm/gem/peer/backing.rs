@@ -45,19 +45,6 @@ type DriverOf<T> = <T as DriverObject>::Driver;
 /// The data of the DRM device of an object; outlives the binding.
 pub(super) type DataOf<T> = <DriverOf<T> as drm::Driver>::Data;
 
-/// Where [`Backing::bring`] is to move an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
-    /// To VRAM that peers see, or can see through a window of the
-    /// [aperture](crate::drm::vram::Aperture).
-    Vram,
-    /// To VRAM that peers see, for which other objects may be evicted. If the object is in system
-    /// memory, and VRAM is full of objects that cannot be evicted, it stays there.
-    VramFirst,
-    /// To system memory that devices may access.
-    System,
-}
-
 /// A class of GEM objects with memory that can be exported to peers: [`gem::ttm::Object`], which
 /// TTM moves, and [`gem::vram::Object`], which stays where it is.
 ///
@@ -130,8 +117,11 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// Returns whether the object is in VRAM where peers see it.
     fn is_seen(object: &Held<'_, Self>) -> bool;
 
-    /// Moves the object, which is not pinned. May sleep. With `patient` it tries again while other
-    /// tasks hold objects that could be evicted.
+    /// Moves the object, which is not pinned: to VRAM that peers see, or can see through a window of
+    /// the [aperture](crate::drm::vram::Aperture), for which other objects may be evicted, or to
+    /// system memory that devices may access. With [`Domain::Either`] that is for an object that
+    /// finds VRAM full of objects which cannot be evicted. May sleep. With `patient` it tries again
+    /// while other tasks hold objects that could be evicted.
     ///
     /// # Errors
     ///
@@ -140,8 +130,12 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// - `EBUSY` if work on the object, or on an object that it would evict, takes too long.
     /// - `ERESTARTSYS` if a signal arrived and `interruptible` is set.
     /// - `ENODEV` if the driver is not bound any more, `ENOMEM` if memory runs out.
-    fn bring(object: &mut Held<'_, Self>, want: Want, interruptible: bool, patient: bool)
-        -> Result;
+    fn bring(
+        object: &mut Held<'_, Self>,
+        domain: Domain,
+        interruptible: bool,
+        patient: bool,
+    ) -> Result;
 
     /// Records that the object is used.
     fn touch(object: &Held<'_, Self>) {

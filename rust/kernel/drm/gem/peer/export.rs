@@ -37,8 +37,7 @@ use super::{
     PeerObject,
     Reason,
     Refusals,
-    Vram,
-    Want, //
+    Vram, //
 };
 use crate::{
     bindings,
@@ -314,15 +313,15 @@ impl<T: PeerObject> GemExport<T> {
     /// # Errors
     ///
     /// `EAGAIN` if it has to be in VRAM, and the device is suspended.
-    fn wanted(&self, cx: &LockedBuffer<'_, Self>, resumed: bool) -> Result<Want> {
+    fn wanted(&self, cx: &LockedBuffer<'_, Self>, resumed: bool) -> Result<Domain> {
         match self.obj.domain() {
             // Its peers keep the device active, and there are no other importers to serve.
             _ if vram_or_fail::<T>(&self.obj) && !resumed => Err(EAGAIN),
-            _ if vram_or_fail::<T>(&self.obj) => Ok(Want::Vram),
-            Domain::Either if self.lacks_window(cx) => Ok(Want::System),
+            _ if vram_or_fail::<T>(&self.obj) => Ok(Domain::Vram),
+            Domain::Either if self.lacks_window(cx) => Ok(Domain::System),
             // An object that is in VRAM is not evicted to make room in system memory.
-            Domain::Either if all_peers(cx) && resumed => Ok(Want::VramFirst),
-            _ => Ok(Want::System),
+            Domain::Either if all_peers(cx) && resumed => Ok(Domain::Either),
+            _ => Ok(Domain::System),
         }
     }
 
@@ -388,19 +387,19 @@ impl<T: PeerObject> GemExport<T> {
             let want = self.wanted(cx, runtime_guard.is_some())?;
 
             // Charged before other objects are evicted for it.
-            if want != Want::System {
+            if want != Domain::System {
                 Object::<T>::charge(object)?;
             }
 
-            // With `VramFirst` an object would stay in system memory rather than evict others.
-            let first = if want == Want::VramFirst {
-                Want::Vram
+            // With `Either` an object would stay in system memory rather than evict others.
+            let first = if want == Domain::Either {
+                Domain::Vram
             } else {
                 want
             };
             match Object::<T>::bring(object, first, true, true) {
-                Err(e) if e == ENOSPC && want == Want::VramFirst => {
-                    Object::<T>::bring(object, Want::System, true, false)
+                Err(e) if e == ENOSPC && want == Domain::Either => {
+                    Object::<T>::bring(object, Domain::System, true, false)
                 }
                 // Work that has to be waited for takes too long. The core warns about `EBUSY`.
                 Err(e) if e == EBUSY => Err(ETIMEDOUT),
@@ -503,7 +502,7 @@ impl<T: PeerObject> GemExport<T> {
 
             Object::<T>::bring(&mut object, want, false, vram_or_fail::<T>(&self.obj))?;
             if Object::<T>::HAS_WINDOWS
-                && want != Want::System
+                && want != Domain::System
                 && Object::<T>::mem_type(&object) != Some(MemType::Vram)
             {
                 // VRAM is full, not the aperture.
@@ -530,7 +529,7 @@ impl<T: PeerObject> GemExport<T> {
                 {
                     let _runtime_guard = runtime_guard_if_active(&*self.obj);
 
-                    Object::<T>::bring(&mut object, Want::System, false, false)?;
+                    Object::<T>::bring(&mut object, Domain::System, false, false)?;
                 }
                 ranges => return at.map_mmio(|bound| Ok(*bound), &ranges?, dir),
             }

@@ -22,8 +22,7 @@ use crate::{
                 Counters,
                 Holders,
                 PeerObject,
-                Vram,
-                Want, //
+                Vram, //
             },
             BaseObject, //
         },
@@ -132,7 +131,7 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
 
     fn bring(
         object: &mut Held<'_, Self>,
-        want: Want,
+        domain: Domain,
         interruptible: bool,
         patient: bool,
     ) -> Result {
@@ -147,10 +146,10 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
         } else {
             Place::VRAM.below(object.visible())
         };
-        let places: &[Place] = match want {
-            Want::Vram => &[vram],
-            Want::VramFirst => &[vram, Place::TT.fallback()],
-            Want::System => &[Place::TT],
+        let places: &[Place] = match domain {
+            Domain::Either => &[vram, Place::TT.fallback()],
+            Domain::Vram => &[vram],
+            Domain::System => &[Place::TT],
         };
 
         if patient {
