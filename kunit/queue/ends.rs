@@ -299,11 +299,17 @@ mod tests {
                 record.reset = (Err(ENXIO), None);
             }
 
+            let (first, second) = (foreign()?, foreign()?);
+            let ready = submit_after(&ring.kernel().late()?, control, 6, first.fence())?;
+            let waiting = submit_after(&ring.kernel().late()?, control, 7, second.fence())?;
             let fences = [
                 submit(&queue, control, 1)?,
                 submit(&queue, control, 2)?,
                 submit(&queue, control, 3)?,
             ];
+            // It waits for its turn when the ring breaks.
+            assert!(soon(|| control.has(Event::Run(2))));
+            first.signal(Ok(()));
             assert_eq!(status(&fences[0]), Some(Err(ETIME)));
             assert_eq!(status(&fences[1]), Some(Err(ENXIO)));
             assert_eq!(status(&fences[2]), Some(Err(ENXIO)));
@@ -312,6 +318,9 @@ mod tests {
                 ring.kernel().job(None, item(control, 5)).err(),
                 Some(ENODEV)
             );
+            assert_eq!(status(&ready), Some(Err(ENXIO)));
+            second.signal(Ok(()));
+            assert_eq!(status(&waiting), Some(Err(ENXIO)));
             assert_eq!(&*control.runs()?, &[1, 2]);
             Ok(())
         })

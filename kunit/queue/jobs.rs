@@ -105,6 +105,61 @@ mod tests {
         })
     }
 
+    /// A late job of the kernel holds up no other of them, and goes before those of clients.
+    #[test]
+    fn late_jobs_hold_up_no_other() -> Result {
+        with_ring(2, None, |ring, control, _| {
+            let (queue, kernel) = (ring.queue(8, FenceGroup::new())?, ring.kernel());
+            let stranger = foreign()?;
+            control.set(Mode::Keep);
+
+            submit(&queue, control, 1)?;
+            assert!(soon(|| control.has(Event::Run(1))));
+            let late = submit_after(&kernel.late()?, control, 10, stranger.fence())?;
+            control.set(Mode::Work);
+            assert_eq!(status(&submit(kernel, control, 11)?), Some(Ok(())));
+            assert_eq!(late.status(), None);
+
+            control.set(Mode::Keep);
+            submit(&queue, control, 2)?;
+            assert!(soon(|| control.has(Event::Run(2))));
+            let last = submit(&queue, control, 3)?;
+            stranger.signal(Ok(()));
+            control.set(Mode::Work);
+            control.end(1, Ok(()))?;
+            control.end(2, Ok(()))?;
+            assert_eq!(status(&late), Some(Ok(())));
+            assert_eq!(status(&last), Some(Ok(())));
+            assert_eq!(&*control.runs()?, &[1, 11, 2, 10, 3]);
+            assert_eq!(queue.late().err(), Some(EINVAL));
+            Ok(())
+        })
+    }
+
+    /// The late jobs of one client do not keep the other jobs of the kernel waiting.
+    #[test]
+    fn late_jobs_take_every_other_turn() -> Result {
+        with_ring(1, None, |ring, control, _| {
+            let (queue, kernel) = (ring.queue(8, FenceGroup::new())?, ring.kernel());
+            let stranger = foreign()?;
+            control.set(Mode::Keep);
+
+            submit(&queue, control, 1)?;
+            assert!(soon(|| control.has(Event::Run(1))));
+            let mut last = submit(kernel, control, 10)?;
+            for id in 20..24 {
+                last = submit_after(&kernel.late()?, control, id, stranger.fence())?;
+            }
+            submit(kernel, control, 11)?;
+            stranger.signal(Ok(()));
+            control.set(Mode::Work);
+            control.end(1, Ok(()))?;
+            assert_eq!(status(&last), Some(Ok(())));
+            assert_eq!(&*control.runs()?, &[1, 10, 20, 11, 21, 22, 23]);
+            Ok(())
+        })
+    }
+
     #[test]
     fn jobs_of_the_kernel_leave_turns_to_clients() -> Result {
         const KERNEL: u32 = 30;

@@ -15,12 +15,14 @@ mod tests {
             with_device,
             Card,
             Driver,
+            Mode,
             Object,
             BAR,
             PAGE, //
         },
         waits::{
             work,
+            work_of_client,
             Ring, //
         },
     };
@@ -141,6 +143,56 @@ mod tests {
             check_eq!(mem_type(&object)?, Some(MemType::Vram));
             check!(holds(&object, None)?);
             busy.end()
+        })
+    }
+
+    /// Late moves of objects with one reservation depend on the latest one of them.
+    #[test]
+    fn late_moves_do_not_add_up() -> Result {
+        const OBJECTS: usize = 8;
+
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let resv = SharedResv::new(&card.drm())?;
+            let new = |place| {
+                Object::new_in(
+                    &card.drm(),
+                    &resv,
+                    PAGE as usize,
+                    &[place],
+                    &mut OpCtx::uninterruptible(),
+                    Domain::Either,
+                )
+            };
+            let moved = new(Place::TT)?;
+            fill(&moved, SEED)?;
+            let client = work_of_client(
+                card.ttm().fence_group(),
+                &mut resv.resv().lock().locked(),
+                Usage::Write,
+            )?;
+            card.control.set(Mode::Keep);
+
+            validate(&moved, &[Place::VRAM])?;
+            let mut objects = KVec::new();
+            for _ in 0..OBJECTS {
+                objects.push(new(Place::VRAM)?, GFP_KERNEL)?;
+            }
+            // It has another reservation.
+            let other = card.object(1, &[Place::VRAM], Domain::Either)?;
+            check_eq!(card.control.kept(), OBJECTS + 2);
+
+            client.signal(Ok(()));
+            for index in 0..OBJECTS + 2 {
+                let job = card.control.take()?;
+
+                check_eq!(job.after().len(), usize::from(index <= OBJECTS));
+                job.finish(Ok(()));
+            }
+            card.control.set(Mode::Work);
+            check!(resv.resv().test_signaled(Usage::Bookkeep));
+            drop((moved, objects, other));
+            Ok(())
         })
     }
 

@@ -14,7 +14,8 @@ use kernel::{
     dma_buf::fence::{
         DriverFence,
         FenceContext,
-        FenceContextOps, //
+        FenceContextOps,
+        FenceGroup, //
     },
     dma_resv::{
         LockedResv,
@@ -58,8 +59,27 @@ pub(crate) fn job() -> Result<DriverFence<Ring>> {
 
 /// Adds such a fence to a reservation.
 pub(crate) fn work(resv: &mut LockedResv<'_>, usage: Usage) -> Result<DriverFence<Ring>> {
-    let job = job()?;
+    add(job()?, resv, usage)
+}
 
+/// As [`work`], for work of a client of the device whose fences are `group`.
+pub(crate) fn work_of_client(
+    group: FenceGroup,
+    resv: &mut LockedResv<'_>,
+    usage: Usage,
+) -> Result<DriverFence<Ring>> {
+    let job = FenceContext::<Ring>::new_in(c"client", group)?
+        .new_fence_allocation(())?
+        .new_fence();
+
+    add(job, resv, usage)
+}
+
+fn add(
+    job: DriverFence<Ring>,
+    resv: &mut LockedResv<'_>,
+    usage: Usage,
+) -> Result<DriverFence<Ring>> {
     resv.reserve_fences(1)?
         .next()
         .ok_or(ENOSPC)?

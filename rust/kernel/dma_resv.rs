@@ -466,6 +466,27 @@ impl<'a> LockedResv<'a> {
         }
     }
 
+    /// Puts `fence` in the place of each fence of the context `context`, with the usage `usage`.
+    ///
+    /// Mirrors `dma_resv_replace_fences()`.
+    ///
+    /// # Safety
+    ///
+    /// `fence` must not signal before those that it replaces.
+    #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+    pub(crate) unsafe fn replace_fences(&mut self, context: u64, fence: &Fence, usage: Usage) {
+        // SAFETY: By the type invariant the reservation is valid and its lock held. It takes
+        // references of its own. By the safety requirements nobody waits too short.
+        unsafe {
+            bindings::dma_resv_replace_fences(
+                self.resv.as_raw(),
+                context,
+                fence.as_raw(),
+                usage.as_raw(),
+            )
+        };
+    }
+
     /// Makes room for `count` fences, and keeps it for [`Self::slots`].
     pub(crate) fn prepare(&mut self, count: u32) -> Result {
         if count > MAX_SLOTS {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vvram_tests::cgroup::MemoryGroup;
 use vvram_tests::compute::{Bench, Op, HUGE, PARAM_VMS_FREE, RESULTS};
-use vvram_tests::drm::EITHER;
+use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{cpu_reads, patterns, placed};
 use vvram_tests::foreign::{self, Kind};
@@ -19,7 +19,7 @@ use vvram_tests::queue::{copy_after, flood, Client};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::signals::{await_sleep, interrupt, kill, restart};
 use vvram_tests::trace::Jobs;
-use vvram_tests::uapi::{self, COPIES_MAX, DMA_BUF_SYNC_WRITE};
+use vvram_tests::uapi::{self, COPIES_MAX, CREATE_VRAM, DMA_BUF_SYNC_WRITE, PLACEMENT_VRAM};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -90,6 +90,53 @@ fn flood_create() -> Outcome {
     user.join("the copies", LIMIT)?;
     holds(&to, x, "what was copied")?;
     drop(last);
+    gpu.clean()
+}
+
+/// A client copies `from` an object as often as it may, and `moves` is called meanwhile. Then an
+/// object of another client is cleared before the copies are done.
+fn flood_while<R>(
+    gpu: &Mgpu,
+    (from, to): (&Gem, &Gem),
+    moves: impl FnOnce() -> Result<R, Stop>,
+) -> Result<R, Stop> {
+    let other = Mgpu::first()?;
+    gpu.inject(Error::Slow, 50 * misc::slower())?;
+    let copies = (0..COPIES_MAX)
+        .map(|_| copy_after(&gpu.drm, (from, to), &[]))
+        .collect::<Result<Vec<_>, _>>()?;
+    let moved = moves()?;
+    let object = other.drm.create_flags(PAGE64, CREATE_VRAM)?;
+    object.export()?.sync_file(DMA_BUF_SYNC_WRITE)?.finish()?;
+    let left = copies
+        .iter()
+        .map(|copy| copy.poll(0))
+        .collect::<Result<Vec<_>, _>>()?;
+    gpu.inject(Error::Slow, 0)?;
+    for copy in &copies {
+        copy.finish()?;
+        check_eq!(copy.status()?, 1, "status of a copy");
+    }
+    check!(
+        left.contains(&false),
+        "an object of another client waits for all copies of one"
+    );
+    Ok(moved)
+}
+
+/// The object moves at the request of a client.
+fn flood_moves() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, y) = patterns();
+    let from = gpu.drm.create_flags(PAGE64, EITHER)?;
+    let to = gpu.drm.create(PAGE64)?;
+    from.map()?.fill(x);
+    to.map()?.fill(y);
+    gpu.force(&from, "system")?;
+    flood_while(&gpu, (&from, &to), || gpu.force(&from, "vram"))?;
+    placed(&from, PLACEMENT_VRAM)?;
+    holds(&from, x, "what has moved")?;
+    holds(&to, x, "what was copied")?;
     gpu.clean()
 }
 
@@ -458,6 +505,7 @@ fn charged() -> Outcome {
 igt_main! {
     "flood", "a client that floods its queue, and another one", one_floods;
     "flood-create", "one client makes objects all the time", flood_create;
+    "flood-moves", "one client copies from an object that moves", flood_moves;
     "flood-exec", "the same with jobs of the compute engine", one_floods_exec;
     "waits", "a copy that waits for an external fence", waits;
     "copy-room", "a copy that waits for room in the queue of its file", copy_room;

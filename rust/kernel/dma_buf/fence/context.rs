@@ -109,6 +109,19 @@ impl<T: FenceContextOps> FenceContext<T> {
         })
     }
 
+    /// Makes a context with the same names and the same group.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if there is no memory.
+    #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+    pub(crate) fn alike(&self) -> Result<Self> {
+        Ok(Self {
+            timeline: self.timeline.alike()?,
+            _ops: PhantomData,
+        })
+    }
+
     /// Returns the number of the context, which no other context has.
     #[inline]
     pub fn id(&self) -> u64 {

@@ -248,9 +248,17 @@ impl Line {
 impl Timeline {
     #[inline(never)]
     pub(super) fn new(driver: &CStr, timeline: &CStr, group: u64) -> Result<Arc<Self>> {
-        let driver = name(driver)?;
-        let timeline = name(timeline)?;
+        Self::with_names(name(driver)?, name(timeline)?, group)
+    }
 
+    /// Makes a timeline with the names and the group of this one.
+    #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+    #[inline(never)]
+    pub(super) fn alike(&self) -> Result<Arc<Self>> {
+        Self::with_names(self.driver, self.timeline, self.group)
+    }
+
+    fn with_names(driver: Name, timeline: Name, group: u64) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 // SAFETY: The function has no requirements.

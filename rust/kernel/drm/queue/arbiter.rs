@@ -7,7 +7,8 @@
 use super::{
     client::{
         item,
-        Lane, //
+        Lane,
+        Owner, //
     },
     done::{
         Done,
@@ -29,7 +30,10 @@ use crate::{
     },
     impl_has_delayed_work,
     impl_has_work,
-    list::List,
+    list::{
+        List,
+        ListArc, //
+    },
     new_delayed_work,
     new_mutex,
     new_spinlock_irq,
@@ -163,6 +167,8 @@ pub(super) struct State {
     expired: bool,
     /// Queues of clients whose first job can begin, in the order of their turns.
     ready: List<Lane, 0>,
+    /// The same for those of late jobs. This is the only list that they are in.
+    late: List<Lane, 0>,
     /// All queues of clients.
     all: List<Lane, 1>,
     /// How many jobs of the kernel were begun since one of a client was.
@@ -235,10 +241,17 @@ impl State {
 
     /// Gives a queue its turn, if it has a job that can begin.
     fn make_ready(&mut self, lane: &Arc<Lane>) {
-        if !lane.is_kernel() && self.is_ready(lane) {
-            if let Some(item) = item::<0>(lane) {
-                self.ready.push_back(item);
-            }
+        if !self.is_ready(lane) {
+            return;
+        }
+        let list = match lane.owner {
+            Owner::Kernel => return,
+            Owner::Late => &mut self.late,
+            Owner::Client(_) => &mut self.ready,
+        };
+
+        if let Some(item) = item::<0>(lane) {
+            list.push_back(item);
         }
     }
 }
@@ -387,6 +400,7 @@ impl Core {
             resetting: false,
             expired: false,
             ready: List::new(),
+            late: List::new(),
             all: List::new(),
             in_a_row: 0,
             slots,
@@ -418,7 +432,7 @@ impl Core {
             }),
             GFP_KERNEL,
         )?;
-        core.kernel.populate(Lane::new(&core, None, None)?);
+        core.kernel.populate(Lane::new(&core, Owner::Kernel, None)?);
         Ok(core)
     }
 
@@ -655,19 +669,29 @@ impl Core {
         };
         // Clients cause jobs of the kernel, as many as they like: each new object is cleared.
         let clients_turn = state.in_a_row >= KERNEL_MAX && !state.ready.is_empty();
-        if let Some(kernel) = self.kernel().filter(|_| !clients_turn) {
-            if state.is_ready(kernel) {
-                if let Some(node) = kernel.waiting.access_mut(&mut state).jobs.pop() {
-                    state.in_a_row += 1;
-                    return Next::Run(node, free, kernel.clone());
-                }
+        let kernel = self
+            .kernel()
+            .filter(|lane| !clients_turn && state.is_ready(lane));
+        let lane = match kernel {
+            // The late jobs of one client take half of the turns at most.
+            Some(kernel) if state.late.is_empty() || state.in_a_row % 2 == 0 => {
+                Some(kernel.clone())
             }
-        }
+            _ => {
+                let late = (!clients_turn).then(|| state.late.pop_front()).flatten();
 
-        let Some(lane) = state.ready.pop_front() else {
+                late.or_else(|| state.ready.pop_front())
+                    .map(ListArc::into_arc)
+            }
+        };
+
+        let Some(lane) = lane else {
             return Next::Nothing;
         };
-        let lane = lane.into_arc();
+        // The others were cancelled when the ring broke.
+        if state.broken.is_some() {
+            state.cancel_all(&lane);
+        }
         // A queue whose jobs were cancelled meanwhile loses its turn.
         if !state.is_ready(&lane) {
             return Next::Skip(lane);
@@ -677,7 +701,11 @@ impl Core {
         state.make_ready(&lane);
         match node {
             Some(node) => {
-                state.in_a_row = 0;
+                state.in_a_row = if lane.is_kernel() {
+                    state.in_a_row + 1
+                } else {
+                    0
+                };
                 Next::Run(node, free, lane)
             }
             None => Next::Skip(lane),

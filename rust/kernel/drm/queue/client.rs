@@ -54,7 +54,7 @@ pub(super) struct Permits {
 impl Permits {
     // Not inlined into modules, so that the lock class and its name stay in the kernel crate.
     #[inline(never)]
-    fn new(limit: usize) -> Result<Arc<Self>> {
+    pub(super) fn new(limit: usize) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 free <- new_mutex!(limit, "drm::queue::Permits::free"),
@@ -76,6 +76,14 @@ impl Drop for Permit {
     }
 }
 
+/// Who has jobs in a queue.
+pub(super) enum Owner {
+    Client(Arc<Permits>),
+    Kernel,
+    /// The kernel, for late jobs.
+    Late,
+}
+
 /// The jobs of a queue that have not begun, under the lock of the ring.
 pub(super) struct Waiting {
     pub(super) jobs: Fifo,
@@ -92,8 +100,7 @@ pub(super) struct Lane {
     #[pin]
     pub(super) order: Mutex<()>,
     pub(super) waiting: LockedBy<Waiting, State>,
-    /// [`None`] for the queue of the kernel.
-    permits: Option<Arc<Permits>>,
+    pub(super) owner: Owner,
     /// The links in the list of queues whose first job can begin.
     #[pin]
     ready: ListLinks<0>,
@@ -128,15 +135,10 @@ impl_list_item! {
 }
 
 impl Lane {
-    /// Makes the queue of a client that may have `limit` jobs, or the queue of the kernel.
+    /// Makes a queue.
     // Not inlined into modules, so that the lock class and its name stay in the kernel crate.
     #[inline(never)]
-    pub(super) fn new(
-        core: &Core,
-        limit: Option<usize>,
-        group: Option<FenceGroup>,
-    ) -> Result<Arc<Self>> {
-        let permits = limit.map(Permits::new).transpose()?;
+    pub(super) fn new(core: &Core, owner: Owner, group: Option<FenceGroup>) -> Result<Arc<Self>> {
         let context = match group {
             Some(group) => FenceContext::new_in(core.name.as_cstr(), group),
             None => FenceContext::new(core.name.as_cstr()),
@@ -152,7 +154,7 @@ impl Lane {
                 group,
                 order <- new_mutex!((), "drm::queue::Lane::order"),
                 waiting: LockedBy::new(&core.state, waiting),
-                permits,
+                owner,
                 ready <- ListLinks::new(),
                 ready_tracker <- AtomicTracker::new(),
                 all <- ListLinks::new(),
@@ -162,16 +164,24 @@ impl Lane {
         )
     }
 
-    /// Returns whether it is the queue of the kernel.
+    /// Returns whether it is a queue of the kernel.
     pub(super) fn is_kernel(&self) -> bool {
-        self.permits.is_none()
+        self.permits().is_none()
+    }
+
+    /// Returns the permits of a client.
+    fn permits(&self) -> Option<&Arc<Permits>> {
+        match &self.owner {
+            Owner::Client(permits) => Some(permits),
+            _ => None,
+        }
     }
 }
 
-/// A queue of one client of a ring, or the queue of the kernel.
+/// A queue of one client of a ring, or of the kernel.
 ///
-/// Dropping it cancels the jobs that have not begun, and does not wait. It may outlive the ring,
-/// which closes it when it ends.
+/// Dropping that of a client cancels the jobs that have not begun, and does not wait. A queue may
+/// outlive the ring, which closes it when it ends.
 pub struct Queue<T: RingOps> {
     core: Arc<Core>,
     lane: Arc<Lane>,
@@ -187,8 +197,24 @@ impl<T: RingOps> Queue<T> {
         }
     }
 
-    /// Waits until the client may have one more job, interruptibly. Not for the queue of the
-    /// kernel, which has no bound.
+    /// Makes another queue of the kernel, for a late job: one that waits for clients, so that the
+    /// other jobs of the kernel must not wait for it.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if this is the queue of a client, `ENOMEM` if memory runs out.
+    pub fn late(&self) -> Result<Self> {
+        if !self.lane.is_kernel() {
+            return Err(EINVAL);
+        }
+        Ok(Self::new(
+            &self.core,
+            Lane::new(&self.core, Owner::Late, self.lane.group)?,
+        ))
+    }
+
+    /// Waits until the client may have one more job, interruptibly. Not for a queue of the kernel,
+    /// which has no bound.
     ///
     /// No lock may be held, because the wait may depend on other devices. An ioctl calls this
     /// outside of the section that an unplug waits for, see
@@ -196,11 +222,11 @@ impl<T: RingOps> Queue<T> {
     ///
     /// # Errors
     ///
-    /// - `ENODEV` if the ring is closed, `EINVAL` for the queue of the kernel.
+    /// - `ENODEV` if the ring is closed, `EINVAL` for a queue of the kernel.
     /// - `ERESTARTSYS` if a signal arrived.
     #[inline(never)]
     pub fn permit(&self) -> Result<Permit> {
-        let permits = self.lane.permits.as_ref().ok_or(EINVAL)?;
+        let permits = self.lane.permits().ok_or(EINVAL)?;
         let mut free = permits.free.lock();
         let mut interrupted = false;
 
@@ -230,7 +256,7 @@ impl<T: RingOps> Queue<T> {
     /// `EAGAIN` if there is no room, and those of [`Self::permit`], except for that of a signal.
     #[inline(never)]
     pub fn try_permit(&self) -> Result<Permit> {
-        let permits = self.lane.permits.as_ref().ok_or(EINVAL)?;
+        let permits = self.lane.permits().ok_or(EINVAL)?;
         let mut free = permits.free.lock();
 
         if self.core.is_closed() {
@@ -256,7 +282,7 @@ impl<T: RingOps> Queue<T> {
     ///
     /// The errors of [`Self::job`].
     pub fn entry(&self, permit: Option<Permit>) -> Result<Entry<T>> {
-        let is_mine = match (&permit, &self.lane.permits) {
+        let is_mine = match (&permit, self.lane.permits()) {
             // Tests, and drivers that count jobs themselves, use no permits.
             (None, _) => true,
             (Some(permit), Some(permits)) => Arc::ptr_eq(&permit.0, permits),
@@ -279,7 +305,7 @@ impl<T: RingOps> Queue<T> {
 
 impl<T: RingOps> Drop for Queue<T> {
     fn drop(&mut self) {
-        // The queue of the kernel ends with the ring.
+        // Queues of the kernel end with the ring.
         if !self.lane.is_kernel() {
             self.core.remove(&self.lane);
         }

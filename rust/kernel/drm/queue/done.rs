@@ -68,6 +68,7 @@ impl Done {
 
     /// Writes to `queues` which jobs wait in the queues of the ring, beginning with the queue of
     /// the kernel, as far as there is room. This is for the dump of a ring that makes no progress.
+    /// Late jobs are not among them: the jobs of clients that they wait for are.
     ///
     /// Does not wait. May be called in any context.
     pub fn waiting_jobs(&self, queues: &mut [Option<WaitingJobs>]) {

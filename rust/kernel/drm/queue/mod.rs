@@ -6,7 +6,8 @@
 //!   the other. It belongs to the data that exists while the driver is bound, and runs jobs by
 //!   [`RingOps`].
 //! - A [`Queue`] belongs to one client of a ring. It may outlive the ring. The kernel has a queue
-//!   of its own for each ring, [`Ring::kernel`], whose jobs go first.
+//!   of its own for each ring, [`Ring::kernel`], whose jobs go first, and others
+//!   for its *late* jobs, which wait for clients ([`Queue::late`]).
 //! - A [`Job`] collects its dependencies, and is submitted by value. Its [`Fence`] signals when it
 //!   is done.
 //!
@@ -35,7 +36,8 @@
 //! has its turn with one job. So between the submission of a job without dependencies and its end
 //! each other client runs one job, apart from jobs that are in the hardware already. The kernel
 //! works for clients, too, such as to clear the objects that they make: after eight of its jobs in
-//! a row a client has its turn, so that none can keep the others from the ring.
+//! a row a client has its turn, so that none can keep the others from the ring. Late jobs, of which
+//! each has a queue, take every other turn of the kernel.
 //!
 //! A client may have as many jobs as the limit of [`Ring::queue`]. For each it needs a [`Permit`],
 //! for which it waits interruptibly before it takes any lock: [`Queue::permit`]. The permit is

@@ -9,6 +9,8 @@ use super::{
     },
     client::{
         Lane,
+        Owner,
+        Permits,
         Queue, //
     },
     done::Done,
@@ -329,8 +331,9 @@ impl<'a, T: RingOps> Ring<'a, T> {
 
     /// Returns the queue of the kernel, whose jobs go first and have no bound.
     ///
-    /// Its jobs must depend on work of the device alone: other devices would hold up all later
-    /// jobs, and the end of the ring.
+    /// Its jobs should depend on each other alone, because they hold up all later ones. For one that
+    /// depends on clients there is [`Queue::late`]. None may depend on other devices, which would
+    /// hold up the end of the ring.
     #[inline]
     pub fn kernel(&self) -> &Queue<T> {
         &self.kernel
@@ -348,7 +351,8 @@ impl<'a, T: RingOps> Ring<'a, T> {
             return Err(EINVAL);
         }
 
-        let lane = Lane::new(&self.core, Some(limit), Some(group))?;
+        let owner = Owner::Client(Permits::new(limit)?);
+        let lane = Lane::new(&self.core, owner, Some(group))?;
         self.core.add(&lane)?;
         Ok(Queue::new(&self.core, lane))
     }
@@ -360,7 +364,7 @@ impl<'a, T: RingOps> Ring<'a, T> {
 
     /// Accepts no more jobs from clients, and cancels those in their queues. Does not wait.
     ///
-    /// Jobs that have begun go on, and so does the queue of the kernel.
+    /// Jobs that have begun go on, and so do the queues of the kernel.
     pub fn close(&self) {
         self.core.close();
     }

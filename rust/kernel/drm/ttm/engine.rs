@@ -16,15 +16,19 @@
 //!
 //! Each engine has a [`FenceContext`] for moves, which it does in the order in which they were
 //! made, and each client that copies has one of its own ([`CopyQueue`]). VRAM that an object leaves
-//! is given to the next one at once. Between moves of one engine the order protects the memory. In
-//! all other cases fences do: TTM keeps the fence of the last eviction of each engine and adds all
-//! of them to the reservation of the new owner, and the layer makes the work on the objects of a
-//! job its dependencies ([`Job::after`]). TTM has room for the fences of [`MAX_ENGINES`] engines.
+//! by an eviction is given to the next one at once. Between moves of one engine the order protects
+//! the memory. In all other cases fences do: TTM keeps the fence of the last eviction of each engine
+//! and adds all of them to the reservation of the new owner, and the layer makes the work on the
+//! objects of a job its dependencies ([`Job::after`]). TTM has room for the fences of
+//! [`MAX_ENGINES`] engines.
 //!
-//! A copy of a client may depend on fences of other devices. A move does not, because it would hold
-//! up all later moves: the task that causes it waits for these fences, and for copies that depend
-//! on them, before the move is made. All fences of a device are in a [`FenceGroup`], which tells
-//! them from those of other devices.
+//! A copy of a client may depend on other work of clients, and on fences of other devices. A move
+//! that depends on the former, but for an eviction, is *late*: it has a context and a queue of its
+//! own ([`Plan::entry`]), because it would hold up all later moves, those of other clients as well.
+//! VRAM that it leaves has no new owner before it is done. Evictions stay in the order, since each
+//! new object waits for them. No move depends on other devices: the task that causes it waits for
+//! them, and for copies that do. All fences of a device are in a [`FenceGroup`], which tells them
+//! from those of other devices.
 //!
 //! # Failures
 //!
@@ -182,8 +186,8 @@ pub trait Engine {
 
     /// Starts a job, or queues it.
     ///
-    /// Called in the order in which the jobs have to be done, which the engine keeps, in a
-    /// [`SignallingSection`]: it must not allocate memory in a way that waits, nor take a
+    /// Called in the order in which the jobs have to be done, which the engine keeps, but late ones
+    /// may be overtaken ([`Plan::entry`]). In a [`SignallingSection`]: it must not allocate memory in a way that waits, nor take a
     /// reservation, nor a lock under which other code does either. An engine that cannot start the
     /// job finishes it with an error.
     ///
@@ -200,8 +204,8 @@ pub trait Engine {
     /// Only for an engine that ensures that, when a job that has failed is finished,
     ///
     /// - it does not access the memory of the job any more, and
-    /// - no job that was made later has begun: later jobs have no fence to wait for, and their
-    ///   memory may be the same.
+    /// - no job of [`Ring::kernel`](crate::drm::queue::Ring::kernel) that was made later has begun:
+    ///   those have no fence to wait for, and their memory may be the same.
     ///
     /// A ring of [`drm::queue`](crate::drm::queue) is such an engine, if it does its jobs in order,
     /// and jobs fail only by a [`RingOps::reset`]. Other work that uses the memory of a job depends
@@ -238,6 +242,8 @@ pub struct Plan<'a, R: RingOps> {
     after: &'a [ARef<AnyFence>],
     /// Whether some of them depend on other devices.
     external: bool,
+    /// Whether the job is a late one of the kernel.
+    is_late: bool,
     client: Option<(&'a Queue<R>, Permit)>,
 }
 
@@ -248,15 +254,17 @@ impl<R: RingOps> Plan<'_, R> {
         self.after
     }
 
-    /// Makes the entry of the job in a ring: in the queue of the client, or in `kernel` if the job
-    /// is for the kernel. The job begins when the fences of [`Self::after`] have signalled.
+    /// Makes the entry of the job in a ring: in the queue of the client, in `kernel` if the job is
+    /// for the kernel, or in a queue of its own if that job is late. The job begins when the fences
+    /// of [`Self::after`] have signalled.
     ///
     /// # Errors
     ///
-    /// The errors of [`Queue::entry`] and [`Entry::depend`].
+    /// The errors of [`Queue::late`], [`Queue::entry`] and [`Entry::depend`].
     pub fn entry(self, kernel: &Queue<R>) -> Result<Entry<R>> {
         let mut entry = match self.client {
             Some((queue, permit)) => queue.entry(Some(permit)),
+            None if self.is_late => kernel.late()?.entry(None),
             None => kernel.entry(None),
         }?;
 
@@ -333,6 +341,9 @@ pub(crate) struct Request {
     pub(crate) after: KVec<ARef<AnyFence>>,
     /// Whether one of these fences is not an internal one of the device.
     pub(crate) external: bool,
+    /// Whether the job keeps the order of its engine although it may depend on clients: the memory
+    /// that it reads is given to others at once.
+    pub(crate) in_order: bool,
     /// The object whose content is read, if it can be lost.
     pub(crate) from: Option<Arc<Loss>>,
     /// The object whose content is written, if it can be lost.
@@ -396,7 +407,7 @@ impl Drop for Task {
     }
 }
 
-/// The order of the jobs of one engine.
+/// The order of jobs: of those of one engine, or of a client.
 struct Line {
     context: FenceContext<Ops>,
     /// Held from when a fence gets its number until its job is in the queue. Contains the last
@@ -405,11 +416,20 @@ struct Line {
 }
 
 impl Line {
+    fn new(name: &CStr, group: FenceGroup) -> Result<Self> {
+        Self::with_context(FenceContext::new_in(name, group)?)
+    }
+
+    /// Makes a line for one late job, whose fence has the names of those of this line.
+    fn late(&self) -> Result<Self> {
+        Self::with_context(self.context.alike()?)
+    }
+
     // Not generic and not inlined, so that the lock class and its name stay in the kernel crate.
     #[inline(never)]
-    fn new(name: &CStr, group: FenceGroup) -> Result<Self> {
+    fn with_context(context: FenceContext<Ops>) -> Result<Self> {
         Ok(Self {
-            context: FenceContext::new_in(name, group)?,
+            context,
             order: KBox::pin_init(new_mutex!(None, "drm::ttm::Moves::order"), GFP_KERNEL)?,
         })
     }
@@ -514,6 +534,18 @@ impl Moves {
         self.group.has_internal(fence)
     }
 
+    /// Returns whether `fence` is that of a job of the kernel in the order of its engine.
+    pub(super) fn has_in_order(&self, fence: &AnyFence) -> bool {
+        let context = fence.context();
+
+        self.lines.iter().any(|line| line.context.id() == context)
+    }
+
+    /// Returns whether `fence`, which has the usage of moves, is that of a late one that is not done.
+    pub(super) fn is_late(&self, fence: &Fence) -> bool {
+        self.group.has(fence) && !self.has_in_order(fence)
+    }
+
     /// Adds to `after` the work on an object, up to `usage`, that is not done; the work of other
     /// devices only if `with_others`. Returns whether some of the work depends on other devices.
     pub(super) fn add_dependencies(
@@ -556,7 +588,18 @@ impl Moves {
             None => choose(&request.work),
         };
         let line = self.lines.get(index).ok_or(EINVAL)?;
-        let line = client.as_ref().map_or(line, |(copies, _)| &copies.line);
+        let mut after = request.after.iter();
+        let is_late =
+            client.is_none() && !request.in_order && after.any(|fence| !self.has_in_order(fence));
+        let own;
+        let line = match &client {
+            Some((copies, _)) => &copies.line,
+            None if is_late => {
+                own = line.late()?;
+                &own
+            }
+            None => line,
+        };
         let engine = engine(index);
 
         // The order of jobs of the same line needs no fences.
@@ -565,6 +608,7 @@ impl Moves {
         let plan = Plan {
             after: &request.after,
             external: request.external,
+            is_late,
             client: client.map(|(copies, permit)| (&copies.queue, permit)),
         };
         let ready = engine.prepare(&request.work, plan)?;

@@ -169,6 +169,25 @@ impl<T: TtmObject> Device<T> {
         Ok(())
     }
 
+    /// Puts `fence` in the place of the late moves in a reservation, of which each has a context:
+    /// objects with the same reservation would have more and more of them.
+    ///
+    /// # Safety
+    ///
+    /// `fence` must be that of a job that depends on all moves in the reservation.
+    pub(crate) unsafe fn replace_late(&self, resv: &mut LockedResv<'_>, fence: &Fence) {
+        loop {
+            let late = resv
+                .fences(Usage::Kernel)
+                .find(|other| other.context() != fence.context() && self.jobs.moves.is_late(other))
+                .map(|late| late.context());
+            let Some(context) = late else { break };
+
+            // SAFETY: As the caller promises.
+            unsafe { resv.replace_fences(context, fence, Usage::Kernel) };
+        }
+    }
+
     /// Returns whether work of `usage` on an object is not done that belongs to another device, or
     /// depends on one.
     pub(crate) fn is_used_by_others(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {

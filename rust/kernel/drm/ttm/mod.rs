@@ -18,8 +18,8 @@
 //!
 //! The task that causes a move does not wait for it. The fence of the move is in the reservation
 //! with usage [`Kernel`](crate::dma_resv::Usage::Kernel); faults, importers and the next job that
-//! is not a move by the same engine wait for it. The memory that an object left is reused at once,
-//! protected by the order of the moves of one engine, and by fences otherwise. If a move fails,
+//! is not a move by the same engine wait for it. The memory that an evicted object left is reused at
+//! once, protected by the order of the moves of one engine, and by fences otherwise. If a move fails,
 //! users of the object get `EIO`. Mappings are invalidated before a move, and the move waits for
 //! the fences that importers have added to the reservation.
 //!

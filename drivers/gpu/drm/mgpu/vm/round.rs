@@ -128,7 +128,7 @@ impl Round<'_> {
             Some(moves) => &mut **moves,
             None => {
                 // Moves wait for other devices before they begin, so this one depends on the
-                // engine alone.
+                // device alone.
                 resv.resv().wait(Usage::Kernel, true)?;
                 return Ok(false);
             }

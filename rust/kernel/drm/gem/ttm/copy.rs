@@ -191,7 +191,7 @@ fn vmapped(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) 
 ///
 /// As for a client ([`CopyArgs::serve`]), but the copy is one of the kernel's jobs, which go first
 /// and whose number is not bounded. It waits for the work of other devices on the objects with the
-/// reservations held, because the copy would otherwise hold up all moves.
+/// reservations held, because the end of the ring waits for the copy.
 ///
 /// # Errors
 ///
@@ -350,6 +350,7 @@ fn queue<T: TtmObject>(
             runtime_guard,
             after,
             external,
+            in_order: false,
             from: from.loss(),
             to: to.loss(),
         };

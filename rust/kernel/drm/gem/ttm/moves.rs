@@ -406,6 +406,7 @@ impl<'a, T: TtmObject> Unmapped<'a, T> {
             runtime_guard: request.runtime_guard.take(),
             after,
             external,
+            in_order: request.evict,
             from: Some(obj.loss.clone()),
             to: Some(obj.loss.clone()),
         };
@@ -414,6 +415,8 @@ impl<'a, T: TtmObject> Unmapped<'a, T> {
             while_registered::<T::Driver, _>((*bo).base.dev, |reg| obj.ttm().submit(reg, job, None))
         }?;
 
+        // SAFETY: The job depends on all work up to `usage`, to which moves belong.
+        unsafe { obj.ttm().replace_late(&mut request.locked.resv(), &fence) };
         if !clear {
             obj.ttm().count_move();
         }

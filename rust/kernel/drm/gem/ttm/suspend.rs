@@ -536,6 +536,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             runtime_guard: self.obj.runtime_guard_if_active(),
             after,
             external,
+            in_order: false,
             from: None,
             to: None,
         };
