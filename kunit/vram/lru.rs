@@ -31,6 +31,7 @@ mod tests {
         waits::{
             self,
             work,
+            work_of_client,
             Meanwhile, //
         },
         worker, //
@@ -384,6 +385,34 @@ mod tests {
                 fill(&object, 1)?;
                 check!(holds(&object, Some(1))?);
             }
+            Ok(())
+        })
+    }
+
+    /// An object that a client uses is evicted only if there is no other. The eviction does not wait
+    /// for the client.
+    #[test]
+    fn used_objects_leave_last() -> Result {
+        with_device(|pdev| {
+            let bench = Older::new(pdev)?;
+            let half = bench.older.size() as u64 / PAGE;
+            let new = |domain: Domain| bench.card.object(half, &domain.places(), domain);
+            let client = work_of_client(
+                bench.card.ttm().fence_group(),
+                &mut bench.older.reserve(false)?.resv(),
+                Usage::Write,
+            )?;
+
+            let first = new(Domain::Vram)?;
+            check_eq!(mem_type(&bench.older)?, Some(MemType::Vram));
+            check_eq!(mem_type(&bench.newer)?, Some(MemType::Tt));
+            let second = new(Domain::Either)?;
+            check_eq!(mem_type(&second)?, Some(MemType::Vram));
+            check_eq!(mem_type(&bench.older)?, Some(MemType::Tt));
+
+            client.signal(Ok(()));
+            check!(holds(&bench.older, Some(1))? && holds(&bench.newer, Some(2))?);
+            check!(holds(&first, None)? && holds(&second, None)?);
             Ok(())
         })
     }

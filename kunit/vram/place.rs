@@ -24,7 +24,8 @@ mod tests {
             gem::BaseObject,
             ttm::{
                 OpCtx,
-                Place, //
+                Place,
+                Victims, //
             },
             vram::{
                 Domain,
@@ -248,12 +249,16 @@ mod tests {
     }
 
     #[test]
-    fn desired_evicts_nobody() -> Result {
+    fn no_victims_means_no_eviction() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0)?;
             let objects = fill_vram(&card, Domain::Either)?;
 
-            let object = card.object(1, &[Place::VRAM.desired(), Place::TT], Domain::Either)?;
+            let object = card.object(
+                1,
+                &[Place::VRAM.evicting(Victims::None), Place::TT],
+                Domain::Either,
+            )?;
             check_eq!(mem_type(&object)?, Some(MemType::Tt));
             for object in &objects {
                 check_eq!(mem_type(object)?, Some(MemType::Vram));
@@ -461,9 +466,12 @@ mod tests {
         for place in [
             low.contiguous(),
             low.top_down(),
-            low.desired(),
+            low.evicting(Victims::None),
             low.fallback(),
-            low.contiguous().top_down().desired().fallback(),
+            low.contiguous()
+                .top_down()
+                .evicting(Victims::Own)
+                .fallback(),
         ] {
             assert_eq!(place.mem_type(), MemType::Vram);
             assert!(place.contains(0, 4 * PAGE) && !place.contains(4 * PAGE, PAGE));
@@ -472,11 +480,11 @@ mod tests {
         assert_eq!(Place::SYSTEM.mem_type(), MemType::System);
         assert_eq!(
             Domain::Vram.places().map(|place| place.mem_type()),
-            [MemType::Vram; 2]
+            [MemType::Vram; 3]
         );
         assert_eq!(
             Domain::System.places().map(|place| place.mem_type()),
-            [MemType::Tt; 2]
+            [MemType::Tt; 3]
         );
     }
 

@@ -20,7 +20,8 @@ mod tests {
     use kernel::{
         drm::ttm::{
             OpCtx,
-            Place, //
+            Place,
+            Victims, //
         },
         drm::vram::{
             Domain,
@@ -99,13 +100,16 @@ mod tests {
             validate(&vram, &[Place::TT])?;
             check_eq!(mem_type(&vram)?, Some(MemType::Tt));
             check_eq!(mem_type(&all)?, Some(MemType::System));
-            check_eq!(validate(&all, &[Place::TT.desired()]), Err(ENOSPC));
+            check_eq!(
+                validate(&all, &[Place::TT.evicting(Victims::None)]),
+                Err(ENOSPC)
+            );
             check!(holds(&vram, Some(1))?);
             validate(&vram, &[Place::VRAM])?;
             // A worker frees the pages of the object that moved to VRAM.
             let mut ret = Err(ENOSPC);
             soon(|| {
-                ret = validate(&all, &[Place::TT.desired()]);
+                ret = validate(&all, &[Place::TT.evicting(Victims::None)]);
                 ret.is_ok()
             });
             check_eq!(ret, Ok(()));

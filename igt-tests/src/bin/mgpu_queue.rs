@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use vvram_tests::cgroup::MemoryGroup;
-use vvram_tests::compute::{Bench, Op, HUGE, PARAM_VMS_FREE, RESULTS};
+use vvram_tests::compute::{ballast, Bench, Op, HUGE, PARAM_VMS_FREE, RESULTS};
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{cpu_reads, patterns, placed};
@@ -19,7 +19,10 @@ use vvram_tests::queue::{copy_after, flood, Client};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::signals::{await_sleep, interrupt, kill, restart};
 use vvram_tests::trace::Jobs;
-use vvram_tests::uapi::{self, COPIES_MAX, CREATE_VRAM, DMA_BUF_SYNC_WRITE, PLACEMENT_VRAM};
+use vvram_tests::uapi::{
+    self, COPIES_MAX, CREATE_SYSTEM, CREATE_VRAM, DMA_BUF_SYNC_WRITE, PLACEMENT_SYSTEM,
+    PLACEMENT_VRAM,
+};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -137,6 +140,35 @@ fn flood_moves() -> Outcome {
     placed(&from, PLACEMENT_VRAM)?;
     holds(&from, x, "what has moved")?;
     holds(&to, x, "what was copied")?;
+    gpu.clean()
+}
+
+/// Another client needs more VRAM than there is: an object that nobody uses is evicted, although it
+/// was used last.
+fn flood_evict() -> Outcome {
+    const SIZE: u64 = 16 * PAGE64;
+    let (gpu, other) = (Mgpu::first()?, Mgpu::first()?);
+    let _ballast = ballast(&gpu, 3 * SIZE)?;
+    let (x, y) = patterns();
+    let [busy, idle] = [x, y].map(|pattern| -> Result<_, Stop> {
+        let object = gpu.drm.create_flags(SIZE, EITHER)?;
+        object.map()?.fill(pattern);
+        placed(&object, PLACEMENT_VRAM)?;
+        Ok(object)
+    });
+    let (busy, idle) = (busy?, idle?);
+    let to = gpu.drm.create_flags(SIZE, CREATE_SYSTEM)?;
+    let import = other.drm.import(&idle.export()?)?;
+    let third = other.drm.create_flags(SIZE, CREATE_SYSTEM)?;
+    let taken = flood_while(&gpu, (&busy, &to), || {
+        other.drm.copy((&import, 0), (&third, 0), SIZE)?.finish()?;
+        Ok(other.drm.create_flags(3 * SIZE / 2, CREATE_VRAM)?)
+    })?;
+    placed(&busy, PLACEMENT_VRAM)?;
+    placed(&idle, PLACEMENT_SYSTEM)?;
+    holds(&to, x, "what was copied")?;
+    holds(&idle, y, "what has left")?;
+    drop((taken, import));
     gpu.clean()
 }
 
@@ -506,6 +538,7 @@ igt_main! {
     "flood", "a client that floods its queue, and another one", one_floods;
     "flood-create", "one client makes objects all the time", flood_create;
     "flood-moves", "one client copies from an object that moves", flood_moves;
+    "flood-evict", "one client copies from an object, and another one needs room", flood_evict;
     "flood-exec", "the same with jobs of the compute engine", one_floods_exec;
     "waits", "a copy that waits for an external fence", waits;
     "copy-room", "a copy that waits for room in the queue of its file", copy_room;

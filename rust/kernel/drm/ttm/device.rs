@@ -15,7 +15,8 @@ use super::{
     limbo::Limbo,
     placement::{
         Place,
-        Places, //
+        Places,
+        Victims, //
     },
     region::{
         Charge,
@@ -668,7 +669,7 @@ impl<T: TtmObject> PinnedDrop for Device<T> {
 
 /// Where an object goes that leaves VRAM: if there is no room where devices can access it, to memory
 /// without a limit, in place of a wait for another device.
-static EVICT_VRAM: [Place; 2] = [Place::TT.without_waits(), Place::SYSTEM.fallback()];
+static EVICT_VRAM: [Place; 2] = [Place::TT.evicting(Victims::Own), Place::SYSTEM.fallback()];
 static EVICT_TT: [Place; 1] = [Place::SYSTEM];
 
 /// # Safety
@@ -749,9 +750,13 @@ unsafe extern "C" fn eviction_valuable_callback<T: TtmObject>(
 ) -> bool {
     // SAFETY: As promised by the caller.
     unsafe {
-        let is_at_once = place.is_null() || Place::from_raw(place).is_without_waits();
+        let victims = if place.is_null() {
+            Victims::Own
+        } else {
+            Place::from_raw(place).victims()
+        };
 
-        bindings::ttm_bo_eviction_valuable(bo, place) && can_leave::<T>(bo, is_at_once)
+        bindings::ttm_bo_eviction_valuable(bo, place) && can_leave::<T>(bo, victims)
     }
 }
 

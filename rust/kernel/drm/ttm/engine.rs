@@ -26,9 +26,11 @@
 //! that depends on the former, but for an eviction, is *late*: it has a context and a queue of its
 //! own ([`Plan::entry`]), because it would hold up all later moves, those of other clients as well.
 //! VRAM that it leaves has no new owner before it is done. Evictions stay in the order, since each
-//! new object waits for them. No move depends on other devices: the task that causes it waits for
-//! them, and for copies that do. All fences of a device are in a [`FenceGroup`], which tells them
-//! from those of other devices.
+//! new object waits for them: they look first for objects that are not used ([`Victims`]). No move
+//! depends on other devices: the task that causes it waits for them, and for copies that do. All
+//! fences of a device are in a [`FenceGroup`], which tells them from those of other devices.
+//!
+//! [`Victims`]: super::Victims
 //!
 //! # Failures
 //!

@@ -169,6 +169,13 @@ impl<T: TtmObject> Device<T> {
         Ok(())
     }
 
+    /// Returns whether work of `usage` on an object is not done that is no move in the order of its
+    /// engine.
+    pub(crate) fn is_used(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {
+        resv.fences(usage)
+            .any(|fence| !self.jobs.moves.has_in_order(fence) && !fence.is_signaled())
+    }
+
     /// Puts `fence` in the place of the late moves in a reservation, of which each has a context:
     /// objects with the same reservation would have more and more of them.
     ///

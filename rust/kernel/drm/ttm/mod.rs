@@ -108,7 +108,8 @@ pub use self::{
     loss::Arrival,
     placement::{
         OpCtx,
-        Place, //
+        Place,
+        Victims, //
     },
     transfer::{
         Memory,

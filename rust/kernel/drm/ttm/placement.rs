@@ -17,17 +17,43 @@ use core::ops::Deref;
 
 impl Domain {
     /// Returns the places for an object that is new or used again.
-    pub const fn places(self) -> [Place; 2] {
-        match self {
-            Self::Vram => [Place::VRAM.without_waits(), Place::VRAM],
-            Self::System => [Place::TT, Place::TT],
-            Self::Either => [Place::VRAM.without_waits(), Place::TT.fallback()],
-        }
+    pub const fn places(self) -> [Place; 3] {
+        self.places_in(Place::VRAM)
+    }
+
+    /// As [`Self::places`], if `vram` is the part of VRAM that will do.
+    pub(crate) const fn places_in(self, vram: Place) -> [Place; 3] {
+        let last = match self {
+            Self::Vram => vram,
+            Self::System => return [Place::TT; 3],
+            Self::Either => Place::TT.fallback(),
+        };
+
+        [
+            vram.evicting(Victims::Unused),
+            vram.evicting(Victims::Own),
+            last,
+        ]
     }
 }
 
-/// A flag of places that TTM does not know, and does not look at.
-const WITHOUT_WAITS: u32 = 1 << 31;
+/// The objects that may be evicted for an object, see [`Place::evicting`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Victims {
+    /// None.
+    None,
+    /// Those that no client and no other device uses.
+    Unused,
+    /// Those that no other device uses. The eviction of one that clients use depends on their work,
+    /// and new objects, of all clients, depend on the eviction.
+    Own,
+    /// All. The eviction of one that another device uses waits for that, with its reservation held.
+    All,
+}
+
+/// Flags of places that TTM does not know, and does not look at.
+const UNUSED: u32 = 1 << 31;
+const OWN: u32 = 1 << 30;
 
 /// A place where an object may be put, `struct ttm_place`.
 ///
@@ -38,13 +64,16 @@ const WITHOUT_WAITS: u32 = 1 << 31;
 ///
 /// ```
 /// use kernel::{
-///     drm::ttm::Place,
+///     drm::ttm::{
+///         Place,
+///         Victims, //
+///     },
 ///     drm::vram::MemType,
 ///     page::PAGE_SIZE, //
 /// };
 ///
 /// // In VRAM if there is room, else in system memory; no object is evicted for it.
-/// let either = [Place::VRAM.desired(), Place::TT];
+/// let either = [Place::VRAM.evicting(Victims::None), Place::TT];
 /// assert_eq!(either[0].mem_type(), MemType::Vram);
 ///
 /// // In the first megabyte.
@@ -94,20 +123,20 @@ impl Place {
         self
     }
 
-    /// Only used if no object has to be evicted for it.
-    pub const fn desired(self) -> Self {
-        self.with(bindings::TTM_PL_FLAG_DESIRED)
+    /// Only some objects may be evicted for it. The default is [`Victims::All`].
+    pub const fn evicting(mut self, victims: Victims) -> Self {
+        self.0.flags &= !(bindings::TTM_PL_FLAG_DESIRED | UNUSED | OWN);
+        self.with(match victims {
+            Victims::None => bindings::TTM_PL_FLAG_DESIRED,
+            Victims::Unused => UNUSED,
+            Victims::Own => OWN,
+            Victims::All => 0,
+        })
     }
 
     /// Only used once all places without eviction were tried.
     pub const fn fallback(self) -> Self {
         self.with(bindings::TTM_PL_FLAG_FALLBACK)
-    }
-
-    /// An object is evicted for it only if no work on it depends on another device, for which the
-    /// eviction would have to wait with the reservation of the object held.
-    pub const fn without_waits(self) -> Self {
-        self.with(WITHOUT_WAITS)
     }
 
     /// The object is in one piece.
@@ -189,8 +218,17 @@ impl Place {
                 .is_some_and(|end| end.div_ceil(1 << PAGE_SHIFT) > first)
     }
 
-    pub(super) fn is_without_waits(&self) -> bool {
-        self.0.flags & WITHOUT_WAITS != 0
+    /// Returns which objects may be evicted for it.
+    pub(super) fn victims(&self) -> Victims {
+        if self.0.flags & bindings::TTM_PL_FLAG_DESIRED != 0 {
+            Victims::None
+        } else if self.0.flags & UNUSED != 0 {
+            Victims::Unused
+        } else if self.0.flags & OWN != 0 {
+            Victims::Own
+        } else {
+            Victims::All
+        }
     }
 
     pub(super) fn is_contiguous(&self) -> bool {
@@ -262,7 +300,7 @@ impl Places {
         let mut places = self.places;
 
         for place in &mut places[..self.count] {
-            *place = place.desired();
+            *place = place.evicting(Victims::None);
         }
         places[self.count] = Place::SYSTEM.fallback();
         Self {

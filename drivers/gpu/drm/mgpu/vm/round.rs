@@ -27,7 +27,8 @@ use kernel::{
         ttm::{
             Arrival,
             OpCtx,
-            Place, //
+            Place,
+            Victims, //
         },
         vram::{
             Domain,
@@ -50,6 +51,12 @@ use crate::{
     },
     gem::Bo, //
 };
+
+/// Where objects are brought that may be in VRAM.
+const VRAM: [Place; 2] = [
+    Place::VRAM.evicting(Victims::Unused),
+    Place::VRAM.evicting(Victims::Own),
+];
 
 /// An object whose content is on its way.
 pub(super) struct Arriving {
@@ -267,7 +274,7 @@ impl AddressSpace {
             let stays = object.mem_type() == Some(MemType::Tt) && object.would_wait();
 
             if domain == Domain::Either && !is_in_vram(object) && !round.full && !stays {
-                match object.validate(&[Place::VRAM.without_waits()], &mut ctx) {
+                match object.validate(&VRAM, &mut ctx) {
                     Err(e) if e == ENOSPC => round.full = true,
                     ret => ret?,
                 }

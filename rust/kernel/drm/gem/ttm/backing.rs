@@ -30,7 +30,8 @@ use crate::{
             Device,
             OpCtx,
             Place,
-            TtmObject, //
+            TtmObject,
+            Victims, //
         },
         vram::{
             Domain,
@@ -146,9 +147,10 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
         } else {
             Place::VRAM.below(object.visible())
         };
+        let unused = vram.evicting(Victims::Unused);
         let places: &[Place] = match domain {
-            Domain::Either => &[vram, Place::TT.fallback()],
-            Domain::Vram => &[vram],
+            Domain::Either => &[unused, vram, Place::TT.fallback()],
+            Domain::Vram => &[unused, vram],
             Domain::System => &[Place::TT],
         };
 

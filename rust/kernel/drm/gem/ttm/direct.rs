@@ -46,7 +46,10 @@ use crate::{
             Place,
             TtmObject, //
         },
-        vram::MemType, //
+        vram::{
+            Domain,
+            MemType, //
+        }, //
     },
     mm::virt::{
         flags,
@@ -318,9 +321,9 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
     /// Pins the object in VRAM, where its pages become live.
     fn go_live(&mut self, pages: &BarPages<'_>) -> Result<Live> {
-        let place = Place::VRAM.below(self.visible().min(pages.len()));
+        let vram = Place::VRAM.below(self.visible().min(pages.len()));
 
-        self.validate_patiently(&[place], &mut OpCtx::interruptible())
+        self.validate_patiently(&Domain::Vram.places_in(vram), &mut OpCtx::interruptible())
             .map_err(|e| if e == EINVAL { EBUSY } else { e })?;
         // This waits for moves of the object to that place.
         self.pin_raw()?;

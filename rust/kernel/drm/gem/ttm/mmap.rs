@@ -211,14 +211,13 @@ pub(super) unsafe fn make_visible<T: TtmObject>(bo: *mut bindings::ttm_buffer_ob
 
     match locked.vram() {
         Some(vram) if !vram.is_below(visible) => {
-            let vram = Place::VRAM.below(visible);
-            let second = if locked.data().domain() == Domain::Vram {
-                vram
-            } else {
-                Place::TT.fallback()
+            let domain = match locked.data().domain() {
+                Domain::Vram => Domain::Vram,
+                _ => Domain::Either,
             };
+            let places = domain.places_in(Place::VRAM.below(visible));
 
-            locked.validate_patiently(&[vram, second], &mut OpCtx::interruptible())
+            locked.validate_patiently(&places, &mut OpCtx::interruptible())
         }
         _ => {
             locked.touch();

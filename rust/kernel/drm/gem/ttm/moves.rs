@@ -31,6 +31,7 @@ use crate::{
             Side,
             Transfer,
             TtmObject,
+            Victims,
             VramResource,
             Work, //
         }, //
@@ -526,6 +527,13 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
     }
 
+    /// Returns whether work of clients or of other devices on the object is not done.
+    fn is_used(&mut self) -> bool {
+        let (ttm, usage) = (self.obj.ttm(), self.usage());
+
+        ttm.is_used(&self.resv(), usage)
+    }
+
     /// Returns whether a move would have to wait for work that depends on another device. It would
     /// wait with the reservation held, and for 15 seconds at most.
     pub fn would_wait(&mut self) -> bool {
@@ -535,15 +543,14 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     }
 }
 
-/// Returns whether an object of TTM can be evicted: it has its content, and need not wait for
-/// another device if `is_at_once`.
+/// Returns whether an object of TTM can be evicted: it has its content, and is one of `victims`.
 ///
 /// # Safety
 ///
 /// `bo` must be an object of a device of `T`, which may be a ghost, with its reservation held.
 pub(crate) unsafe fn can_leave<T: TtmObject>(
     bo: *mut bindings::ttm_buffer_object,
-    is_at_once: bool,
+    victims: Victims,
 ) -> bool {
     // SAFETY: As promised by the caller.
     let Some(obj) = (unsafe { Object::<T>::from_bo(bo) }) else {
@@ -552,7 +559,14 @@ pub(crate) unsafe fn can_leave<T: TtmObject>(
     // SAFETY: The reservation is held.
     let mut object = unsafe { Held::assume(obj) };
 
-    !(obj.loss.is_away() || is_at_once && object.would_wait())
+    let is_victim = match victims {
+        Victims::None => false,
+        Victims::Unused => !object.is_used(),
+        Victims::Own => !object.would_wait(),
+        Victims::All => true,
+    };
+
+    is_victim && !obj.loss.is_away()
 }
 
 /// Undoes [`Held::take_off_lru`] of an object that is about to be freed.
