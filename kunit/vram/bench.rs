@@ -245,6 +245,8 @@ pub(crate) struct Control {
     mode: Mutex<Mode>,
     #[pin]
     kept: Mutex<KVec<Job>>,
+    /// The engine has a request, and does nothing in [`Mode::Wait`].
+    waits: Atomic<bool>,
     /// The system memory that the last job reached by DMA.
     #[pin]
     reached: Mutex<Reached>,
@@ -317,6 +319,11 @@ impl Control {
     /// Sets the mode of the engine; of the first one, if there are two.
     pub(crate) fn set(&self, mode: Mode) {
         *self.mode.lock() = mode;
+    }
+
+    /// Returns whether the engine had a request in [`Mode::Wait`].
+    pub(crate) fn waits(&self) -> bool {
+        self.waits.load(Relaxed)
     }
 
     /// Sets whether the CPU does the work again that an engine failed to do.
@@ -481,6 +488,7 @@ impl Engine for Ring<'_, '_> {
             _ => Mode::Work,
         };
         while mode() == Mode::Wait {
+            control.waits.store(true, Relaxed);
             fsleep(Delta::from_millis(1));
         }
         let mode = mode();
@@ -563,6 +571,7 @@ impl Card {
             pin_init!(Control {
                 mode <- new_mutex!(Mode::Work),
                 kept <- new_mutex!(kept),
+                waits: Atomic::new(false),
                 reached <- new_mutex!(Reached::default()),
                 again: Atomic::new(false),
                 record <- new_mutex!(record),

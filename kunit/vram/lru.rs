@@ -370,7 +370,8 @@ mod tests {
                         Domain::Vram,
                     )
                 })?;
-                let has_vram = worker::soon(|| card.ttm().vram_free() < before);
+                let has_vram =
+                    worker::soon(|| card.control.waits()) && card.ttm().vram_free() < before;
                 // The other worker finds the object, and waits for its reservation.
                 let has_room =
                     Meanwhile::new(move || drm.ttm.make_room(all, &mut OpCtx::uninterruptible()))?;
