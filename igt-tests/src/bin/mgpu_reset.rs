@@ -657,6 +657,41 @@ fn lifeless() -> Outcome {
     anew(&pci)
 }
 
+/// The same if only the compute engine does not work any more: copies, which end, do not keep the
+/// driver from giving the device up.
+fn lifeless_compute() -> Outcome {
+    let _impatient = Impatient::hasty()?;
+    let pci = {
+        let gpu = Mgpu::first()?;
+        let (x, _) = patterns();
+        let (from, to) = pair(&gpu, x)?;
+        let bench = Bench::new(&gpu)?;
+        let resets = gpu.drm.getparam(PARAM_COMPUTE_RESETS)?;
+        let events = Events::listen()?;
+        gpu.inject_into(COMPUTE, Error::Lifeless, 0)?;
+        let jobs = (0..40)
+            .map(|_| bench.vm.exec(&[Op::add(RESULTS, 1)]))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut copied = 0;
+        // Each reset of the device ends the copies that are in the ring.
+        while let Ok(copy) = gpu.drm.copy((&from, 0), (&to, 0), SIZE) {
+            check!(copy.wait(LIMIT)?, "a fence does not signal");
+            copied += u32::from(copy.status()? == 1);
+        }
+        check!(copied > 2, "only {copied} copies were done");
+        check_eq!(ends(&jobs)?[39], -libc::EIO, "the last job");
+        while events.wedged(&gpu.pci)? != "rebind" {}
+        check_eq!(
+            gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+            resets + 8,
+            "resets of the ring"
+        );
+        gpu.pci.clone()
+    };
+    pci.reset()?;
+    anew(&pci)
+}
+
 /// Userspace resets the device while objects leave VRAM for other ones: the CPU does the moves that
 /// were begun.
 fn moves() -> Outcome {
@@ -1019,6 +1054,7 @@ igt_main! {
     "stores", "a reset by the PCI core while a process writes", stores;
     "stale", "a reset because an invalidation is not done", stale;
     "lifeless", "resets are done, and do not help", lifeless;
+    "lifeless-compute", "the same while copies are done", lifeless_compute;
     "function", "a reset by others, with a peer", function;
     "vms", "resets of all of it, with address spaces", vms;
     "unforgotten", "address spaces that it does not forget before a reset", unforgotten;

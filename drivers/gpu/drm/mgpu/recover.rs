@@ -69,7 +69,7 @@ use crate::{
 /// How often in a row a ring is found stuck until the whole device is reset.
 const LIMIT: u32 = 3;
 
-/// How many resets of the device may follow one another without a completed entry in between.
+/// How many resets of the device a ring may cause without a completed entry in between.
 const DEVICE_LIMIT: u32 = 2;
 
 /// What was reset.
@@ -117,8 +117,8 @@ pub(crate) struct Recovery {
     resets: [Atomic<u64>; RINGS],
     /// How often each ring was found stuck since one of its entries was done last.
     stuck: [Atomic<u32>; RINGS],
-    /// How often the device was reset since an entry of any ring was done last.
-    device_stuck: Atomic<u32>,
+    /// How often the device was reset because of each ring since one of its entries was done last.
+    device_stuck: [Atomic<u32>; RINGS],
     #[pin]
     state: Mutex<State>,
 }
@@ -172,7 +172,7 @@ impl Recovery {
                 is_paused: Atomic::new(false),
                 resets: [const { Atomic::new(0) }; RINGS],
                 stuck: [const { Atomic::new(0) }; RINGS],
-                device_stuck: Atomic::new(0),
+                device_stuck: [const { Atomic::new(0) }; RINGS],
                 state <- new_mutex!(
                     State {
                         rings: [None; RINGS],
@@ -225,10 +225,11 @@ impl Recovery {
 
     /// Takes note that a ring has done an entry: it is not stuck.
     pub(crate) fn progress(&self, ring: usize) {
-        if let Some(stuck) = self.stuck.get(ring) {
-            stuck.store(0, Relaxed);
+        for counts in [&self.stuck, &self.device_stuck] {
+            if let Some(count) = counts.get(ring) {
+                count.store(0, Relaxed);
+            }
         }
-        self.device_stuck.store(0, Relaxed);
     }
 
     /// Returns the right to write entries to rings and to ring their doorbells, or [`None`] if
@@ -299,7 +300,8 @@ impl Recovery {
                 times
             );
         }
-        self.reset_device(&mut state, false).map(|()| Reset::Device)
+        self.reset_device(&mut state, Some(ring))
+            .map(|()| Reset::Device)
     }
 
     /// Returns whether the device has to be reset, because it has not completed an invalidation.
@@ -330,21 +332,24 @@ impl Recovery {
 
         // Another task may have done it.
         if self.is_stale() {
-            // If it fails, the device is wedged or gone. Rings that make no progress are not its
-            // cause, so it does not count as one of the resets that have not helped them.
-            let _ = self.reset_device(&mut state, true);
+            // If it fails, the device is wedged or gone.
+            let _ = self.reset_device(&mut state, None);
         }
     }
 
-    /// Resets the whole device, and sets it up again. If that fails, the device is wedged, and so
-    /// it is if the last resets have not helped, unless `in_any_case`.
-    fn reset_device(&self, state: &mut State, in_any_case: bool) -> Result {
+    /// Resets the whole device, because of the ring `cause` if there is one, and sets it up again.
+    /// If that fails, the device is wedged, and so it is if the last resets have not helped that
+    /// ring.
+    fn reset_device(&self, state: &mut State, cause: Option<usize>) -> Result {
         let rings = state.rings;
+        let has_helped = cause
+            .and_then(|ring| self.device_stuck.get(ring))
+            .is_none_or(|times| times.fetch_add(1, Relaxed) < DEVICE_LIMIT);
 
         for stuck in &self.stuck {
             stuck.store(0, Relaxed);
         }
-        let ret = if in_any_case || self.device_stuck.fetch_add(1, Relaxed) < DEVICE_LIMIT {
+        let ret = if has_helped {
             self.contexts.invalidator().reset(self.aperture.len(), || {
                 self.regs.reset_all()?;
                 self.status.begin_anew()?;
@@ -447,10 +452,12 @@ impl Recovery {
     pub(crate) fn resume(&self) -> Result {
         let mut state = self.state.lock();
 
-        self.device_stuck.store(0, Relaxed);
+        for times in &self.device_stuck {
+            times.store(0, Relaxed);
+        }
         let ret = match self.closed() {
             Some(error) => Err(error),
-            None => self.reset_device(&mut state, false),
+            None => self.reset_device(&mut state, None),
         };
         // The flag is cleared last, because entries that are written before belong to the old
         // epoch.
