@@ -217,7 +217,8 @@ MODELS = (
              (*AMD, *two_root_ports(), *gpus_below_root_ports()), HOST_BRIDGE, 4, models=GPUS),
     Topology("gpu-intel-iommu", "the same behind intel-iommu",
              (*AMD, *INTEL_IOMMU_TOLD, *two_root_ports(), *gpus_below_root_ports()), HOST_BRIDGE,
-             4, "intel_iommu=on", has=NEEDS, models=GPUS),
+             # Addresses from the top: the highest that the mask of a device permits.
+             4, "intel_iommu=on iommu.forcedac=1", has=NEEDS, models=GPUS),
 )
 
 

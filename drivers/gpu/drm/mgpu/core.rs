@@ -24,6 +24,7 @@ use crate::{
         Gpu,
         Quiet, //
     },
+    pagetable,
     MODULE, //
 };
 
@@ -75,8 +76,8 @@ impl pci::Driver for Core {
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
-    // The highest bit of an address marks it as an address of VRAM.
-    const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<63>());
+    // What an entry of a page table can hold: the device walks tables by cut addresses otherwise.
+    const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<{ pagetable::ADDRESS_BITS }>());
 
     // VRAM would lose its content, and nothing saves it.
     const REFUSES_SLEEP: bool = true;

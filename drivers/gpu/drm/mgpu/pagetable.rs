@@ -62,7 +62,7 @@ pub(crate) const VRAM: u64 = 1 << 2;
 pub(crate) const LEAF: u64 = 1 << 3;
 
 /// How many bits the address in an entry has.
-const ADDRESS_BITS: u32 = 52;
+pub(crate) const ADDRESS_BITS: u32 = 52;
 
 /// How many bits a virtual address has.
 const BITS: u32 = 39;
