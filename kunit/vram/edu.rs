@@ -159,7 +159,10 @@ struct Probe;
 kernel::pci_device_table!(
     EDU_TABLE,
     <Probe as pci::Driver>::IdInfo,
-    [(pci::DeviceId::from_class(0x00ff00, 0xffffff), ())]
+    [(
+        pci::DeviceId::from_id(pci::Vendor::from_raw(0x1234), 0x11e8),
+        ()
+    )]
 );
 
 impl Probe {

@@ -68,10 +68,10 @@ use self::{
 };
 
 /// The vendor of the device, which [`pci::Vendor`] has no constant for.
-const VENDOR: u16 = 0x1234;
+const VENDOR: pci::Vendor = pci::Vendor::from_raw(0x1234);
 
 /// The device ID.
-const DEVICE: u16 = 0x11e8;
+const DEVICE: u32 = 0x11e8;
 
 /// The data of a bound `edu` device.
 #[pin_data(PinnedDrop)]
@@ -92,11 +92,7 @@ impl PinnedDrop for EduPeer {
 kernel::pci_device_table!(
     PCI_TABLE,
     <EduPeer as pci::Driver>::IdInfo,
-    [
-        // There is no constant for the vendor. Hence match by class, which is "does not fit in any
-        // other", and let probe check the vendor and the device.
-        (pci::DeviceId::from_class(0x00ff00, 0xffffff), ())
-    ]
+    [(pci::DeviceId::from_id(VENDOR, DEVICE), ())]
 );
 
 impl pci::Driver for EduPeer {
@@ -118,10 +114,6 @@ impl pci::Driver for EduPeer {
         _info: Option<&'bound Self::IdInfo>,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         pin_init::pin_init_scope(move || {
-            if pdev.vendor_id().as_raw() != VENDOR || pdev.device_id() != DEVICE {
-                return Err(ENODEV);
-            }
-
             pdev.enable_device_mem()?;
             pdev.set_master();
 

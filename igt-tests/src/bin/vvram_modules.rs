@@ -2,6 +2,7 @@
 
 //! Unloading modules while their files, mappings, dma-bufs or sync files are open.
 
+use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
@@ -41,6 +42,26 @@ fn stays(module: &str, what: &str) -> Outcome {
         "{what} is no user of {module}: {:?}",
         users(module)
     );
+    Ok(())
+}
+
+/// The drivers match devices of one vendor, so that no module is loaded, and no probe called, for a
+/// device of a class that others have too.
+fn aliases() -> Outcome {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let text = fs::read_to_string(format!("/lib/modules/{}/modules.alias", release.trim()))
+        .unwrap_or_default();
+    for module in ["avram", "edu_peer", "mgpu", "vvram"] {
+        let aliases: Vec<_> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("alias pci:"))
+            .filter_map(|line| line.strip_suffix(&format!(" {module}")))
+            .collect();
+        check!(
+            !aliases.is_empty() && aliases.iter().all(|alias| !alias.contains("v*d")),
+            "{module} is loaded for {aliases:?}"
+        );
+    }
     Ok(())
 }
 
@@ -272,6 +293,7 @@ fn load() -> Outcome {
 }
 
 igt_main! {
+    "aliases", "no module is loaded for devices of others", aliases;
     "vvram", "files, mappings and dma-bufs keep vvram loaded", vvram;
     "two-holders", "one of two users is enough to keep it", two_holders;
     "sync-file", "a sync file of a copy outlives vvram", sync_file;

@@ -29,8 +29,8 @@ use crate::{
 };
 
 /// The vendor ID and the device ID.
-const VENDOR: u16 = 0x1234;
-const DEVICE: u16 = 0x11f0;
+const VENDOR: pci::Vendor = pci::Vendor::from_raw(0x1234);
+const DEVICE: u32 = 0x11f0;
 
 /// The BAR that is the aperture.
 pub(crate) const BAR: u32 = 2;
@@ -63,11 +63,7 @@ pub(crate) struct Probed<'a> {
 kernel::pci_device_table!(
     PCI_TABLE,
     <Core as pci::Driver>::IdInfo,
-    [
-        // There is no constant for the vendor. Hence match by class, which is "other display", and
-        // let probe check the vendor and the device.
-        (pci::DeviceId::from_class(0x038000, 0xffffff), ())
-    ]
+    [(pci::DeviceId::from_id(VENDOR, DEVICE), ())]
 );
 
 impl pci::Driver for Core {
@@ -91,10 +87,6 @@ impl pci::Driver for Core {
         pdev: &'bound pci::Device<device::Core<'_>>,
         _info: Option<&'bound ()>,
     ) -> impl PinInit<Probed<'bound>, Error> + 'bound {
-        if pdev.vendor_id().as_raw() != VENDOR || pdev.device_id() != DEVICE {
-            return Err(ENODEV);
-        }
-
         pdev.enable_device_mem()?;
         // The provider of peer-to-peer memory is the PCI device, not the auxiliary device.
         pdev.enable_p2pdma()?;
