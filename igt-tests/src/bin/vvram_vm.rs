@@ -6,6 +6,7 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
+use vvram_tests::cgroup::MemoryGroup;
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{ioctl_raw, Drm, Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed, squeeze_idle, works};
@@ -14,6 +15,7 @@ use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
+use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::uapi::{VvramVmBind, VvramVmRead};
@@ -477,6 +479,36 @@ fn read_only() -> Outcome {
     Ok(())
 }
 
+/// The page tables of a file, and its mappings, are charged to the client.
+fn charged() -> Outcome {
+    const FILES: usize = 32;
+    /// An entry for each of the pages of an address space takes 16 bytes.
+    const TABLE: u64 = 256 << 10;
+    let group = MemoryGroup::new("tables")?;
+    let mut child = Child::spawn(|| {
+        group.enter()?;
+        let files = (0..FILES)
+            .map(|_| Drm::open())
+            .collect::<Result<Vec<_>, _>>()?;
+        let objects = files
+            .iter()
+            .map(|drm| drm.create_flags(PAGE64, uapi::CREATE_SYSTEM))
+            .collect::<Result<Vec<_>, _>>()?;
+        let before = group.current()?;
+        for (drm, object) in files.iter().zip(&objects) {
+            drm.vm_bind(object, AT)?;
+        }
+        let with = group.current()?;
+        let least = FILES as u64 * TABLE;
+        check!(
+            (before + least..before + 2 * least).contains(&with),
+            "{before} bytes before {FILES} page tables, and {with} with them"
+        );
+        Ok(())
+    })?;
+    child.join("the client", LIMIT)
+}
+
 igt_main! {
     "bind", "parts of objects in both kinds of memory, by their bytes", bind;
     "bad-input", "what cannot be bound or read", bad_input;
@@ -485,6 +517,7 @@ igt_main! {
     "arrives", "an object whose bytes are on their way", arrives;
     "swap", "an object that is swapped out", swap;
     "storm", "entries and bytes while VRAM is taken all the time", storm;
+    "charged", "the memory of page tables", charged;
     "close", "objects that only an address space keeps", close;
     "import", "buffers of other devices", import;
     "unbind", "an unbind with objects in address spaces", unbind;

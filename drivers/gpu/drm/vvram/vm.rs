@@ -249,7 +249,7 @@ impl Space {
     fn new(mapped: &Arc<Mapped>) -> Result<Self> {
         let mut entries = KVVec::new();
 
-        entries.resize(PAGES, None, GFP_KERNEL)?;
+        entries.resize(PAGES, None, GFP_KERNEL_ACCOUNT)?;
         Ok(Self {
             mapped: mapped.clone(),
             id: mapped.spaces.fetch_add(1, Relaxed) + 1,
@@ -257,7 +257,7 @@ impl Space {
                 pin_init!(Table {
                     entries <- new_mutex!(entries, "vvram::entries"),
                 }),
-                GFP_KERNEL,
+                GFP_KERNEL_ACCOUNT,
             )?,
             bound: RBTree::new(),
         })
@@ -305,12 +305,12 @@ impl Space {
                 offset,
                 evicted: Atomic::new(true),
             },
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?;
         let id = object.id();
-        let listed = RBTreeNode::new(self.key(id, first), mapping.clone(), GFP_KERNEL)?;
+        let listed = RBTreeNode::new(self.key(id, first), mapping.clone(), GFP_KERNEL_ACCOUNT)?;
         let bound = Bound { object, mapping };
-        let bound = RBTreeNode::new(first, bound, GFP_KERNEL)?;
+        let bound = RBTreeNode::new(first, bound, GFP_KERNEL_ACCOUNT)?;
 
         // From here on a move of the object clears the entries.
         self.mapped.list.lock().insert(listed);
