@@ -26,7 +26,10 @@ use kernel::{
         Io, //
     },
     new_mutex,
-    pci,
+    pci::{
+        self,
+        BusMaster, //
+    },
     prelude::*,
     sync::{
         aref::ARef,
@@ -154,6 +157,9 @@ pub(crate) struct Edu {
     engines: KVec<Pin<KBox<Mutex<Option<State>>>>>,
     /// The engine that the next task waits for, if all are in use.
     next: Atomic<usize>,
+    master: BusMaster,
+    /// The device is no bus master any more, because an engine does not stop.
+    is_cut_off: Atomic<bool>,
 }
 
 /// The buffers of the task that holds an engine.
@@ -243,6 +249,8 @@ impl Edu {
                 bounces,
                 engines,
                 next: Atomic::new(0),
+                master: BusMaster::new(pdev)?,
+                is_cut_off: Atomic::new(false),
             },
             GFP_KERNEL,
         )?)
@@ -300,12 +308,14 @@ impl Edu {
     /// Waits for the transfers in progress, and frees the memory that must not outlive the binding
     /// of the driver.
     pub(crate) fn revoke(&self) {
-        for engine in &self.engines {
-            let state = engine.lock().take();
+        let mut states = [const { None }; regs::ENGINES];
 
-            // The drop frees DMA memory, for which no lock must be held.
-            drop(state);
+        for (engine, state) in self.engines.iter().zip(&mut states) {
+            *state = engine.lock().take();
         }
+        self.master.end();
+        // This frees DMA memory, for which no lock must be held.
+        drop(states);
     }
 
     /// Whether an engine runs. The answer of the device proves that all its writes of earlier
@@ -320,12 +330,14 @@ impl Edu {
 
     /// Makes an engine move `count` bytes, and waits until it has finished.
     ///
-    /// An engine that does not finish is stopped. One that does not even stop, such as that of
-    /// QEMU's device, is not used again before it has.
+    /// An engine that does not finish is stopped. If one does not even stop, such as that of QEMU's
+    /// device, the device ceases to be a bus master, because the memory of the transfer has other
+    /// users afterwards.
     ///
     /// # Errors
     ///
-    /// - `ETIMEDOUT` if it does not finish, or has not finished the transfer before.
+    /// - `ETIMEDOUT` if it does not finish.
+    /// - `EIO` if the device is no bus master any more.
     /// - `ENODEV` if the driver is not bound any more.
     fn run(
         &self,
@@ -335,9 +347,8 @@ impl Edu {
         count: usize,
         to_memory: bool,
     ) -> Result {
-        // The engine ignores a new command while it runs.
-        if self.is_running(engine)? {
-            return Err(ETIMEDOUT);
+        if self.is_cut_off.load(Relaxed) {
+            return Err(EIO);
         }
         {
             let bar = self.bar.try_access().ok_or(ENODEV)?;
@@ -415,7 +426,14 @@ impl Edu {
         };
 
         if let Err(e) = stopped() {
-            dev_err!(self.pdev, "engine {} does not stop: {:?}\n", engine, e);
+            self.is_cut_off.store(true, Relaxed);
+            self.master.end();
+            dev_err!(
+                self.pdev,
+                "engine {} does not stop, the device is cut off: {:?}\n",
+                engine,
+                e
+            );
         }
     }
 }

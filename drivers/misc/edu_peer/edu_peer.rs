@@ -115,7 +115,6 @@ impl pci::Driver for EduPeer {
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         pin_init::pin_init_scope(move || {
             pdev.enable_device_mem()?;
-            pdev.set_master();
 
             let edu = Edu::new(pdev)?;
             let data = edu.clone();

@@ -16,7 +16,9 @@ use vvram_tests::fixture::{
 use vvram_tests::map::{Map, PAGE, PAGE64};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
+use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::rebind::Unbinding;
 use vvram_tests::uapi::{
     self, DMA_BUF_SYNC_END as END, DMA_BUF_SYNC_READ as READ, DMA_BUF_SYNC_WRITE as WRITE,
 };
@@ -29,6 +31,8 @@ const PAGES: usize = 4;
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Later than any test ends, in ms.
 const NEVER: u32 = 3_600_000;
+/// Bus mastering, a bit of the PCI command register.
+const MASTER: u8 = 1 << 2;
 
 /// A buffer in system memory with a pattern, which a peer is attached to.
 struct Setup {
@@ -118,26 +122,31 @@ fn timeout() -> Outcome {
     works()
 }
 
-/// A device that does not even stop is refused, until it does.
+/// A device that does not even stop is cut off from memory, until the driver is bound again.
 fn stuck() -> Outcome {
-    let edu = Edu::open()?;
-    let it = Setup::new()?;
-    edu.inject(Error::Stuck, 0, 1);
-    let mut data = vec![0u8; PAGE];
-    for round in 0..3 {
-        expect_errno(
-            &format!("read {round}"),
-            it.peer.read(0, &mut data),
-            libc::ETIMEDOUT,
-        )?;
-        check!(
-            data.iter().all(|byte| *byte == 0),
-            "a read that failed returned bytes"
-        );
+    let pci = PciDevice::edu()?;
+    let is_master = || -> Result<bool, Stop> { Ok(pci.config()?[4] & MASTER != 0) };
+    {
+        let edu = Edu::open()?;
+        let it = Setup::new()?;
+        check!(is_master()?, "it is no bus master");
+        edu.inject(Error::Stuck, 0, 1);
+        let mut data = vec![0u8; PAGE];
+        for (round, errno) in [libc::ETIMEDOUT, libc::EIO, libc::EIO].iter().enumerate() {
+            expect_errno(&format!("read {round}"), it.peer.read(0, &mut data), *errno)?;
+            check!(
+                data.iter().all(|byte| *byte == 0),
+                "a read that failed returned bytes"
+            );
+            check!(!is_master()?, "it is a bus master");
+            edu.forgive();
+        }
+        it.has(it.a, &[0, 1, 2, 3])?;
     }
-    edu.forgive();
-    it.recovers()?;
-    it.has(it.a, &[0, 1, 2])?;
+    let gone = Unbinding::start(&pci)?.finish(LIMIT)?;
+    check!(!is_master()?, "it is a bus master without a driver");
+    gone.rebind()?;
+    check!(is_master()?, "it is no bus master after a rebind");
     works()
 }
 
@@ -322,7 +331,7 @@ fn parallel() -> Outcome {
 
 igt_main! {
     "timeout", "a transfer that hangs ends with ETIMEDOUT, and the device goes on", timeout;
-    "stuck", "one that cannot be stopped makes the device useless until it ends", stuck;
+    "stuck", "one that cannot be stopped ends bus mastering", stuck;
     "late", "what comes too late does not come at all", late;
     "dropped-writes", "lost writes are seen in the bytes", dropped_writes;
     "dropped-reads", "lost reads are seen in the bytes", dropped_reads;

@@ -91,7 +91,8 @@ struct edu_peer_attach {
  * a third one, which overwrites the old content of the internal buffer. The
  * call maps the dma-buf if it is not mapped and @length is not 0. Returns
  * -EINVAL for a range outside the dma-buf, -ETIMEDOUT if the device does not
- * finish, -EINTR if a signal arrives between two pieces.
+ * finish, -EIO if it is no bus master any more because it did not even stop,
+ * -EINTR if a signal arrives between two pieces.
  */
 struct edu_peer_transfer {
 	/** @offset: in, first byte of the dma-buf. */
