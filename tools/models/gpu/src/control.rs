@@ -23,6 +23,7 @@ use crate::pages::View;
 use crate::registers::APERTURE_CONTEXT;
 use crate::report::Broken;
 use crate::ring::Origin;
+use crate::space::Space;
 use crate::status;
 
 /// An invalidation.
@@ -182,13 +183,8 @@ fn aperture(bus: Bus<'_>, start: u64, last: u64) -> Result<(), Stop> {
 }
 
 fn view(bus: Bus<'_>, limits: Limits) -> Result<View, Stop> {
-    let root = match bus.gpu.context_table() {
-        0 => 0,
-        table => bus.load(Place::Bus(table))?,
-    };
-    if root == 0 {
-        return Ok(View::default());
-    }
+    let context = APERTURE_CONTEXT;
+    let root = Space { bus, context }.root()?;
     pages::view(root, limits, |table| {
         let mut bytes = [0; PAGE as usize];
         bus.read(Place::Bus(table), &mut bytes)?;

@@ -8,8 +8,8 @@ use vfio_user::memory::PAGE;
 
 /// Bits of a virtual address.
 pub const BITS: u32 = 39;
-/// The level whose entries are pages.
-const LAST: u32 = 2;
+/// Bytes of the largest page.
+const LARGEST: u64 = 2 << 20;
 const ENTRIES: u64 = 512;
 
 const VALID: u64 = 1 << 0;
@@ -17,6 +17,7 @@ const READ_ONLY: u64 = 1 << 1;
 const VRAM: u64 = 1 << 2;
 const LEAF: u64 = 1 << 3;
 const ADDRESS: u64 = ((1 << 52) - 1) & !(PAGE - 1);
+const RESERVED: u64 = !(ADDRESS | VALID | READ_ONLY | VRAM | LEAF);
 
 /// The place of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,49 +38,81 @@ impl Place {
     }
 }
 
-/// A translation: of a page, or of 2 MiB.
+/// What an entry says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leaf {
-    /// Its first virtual address, and bytes.
-    pub start: u64,
-    pub bytes: u64,
-    pub place: Place,
-    pub read_only: bool,
-}
-
-/// Bytes that an entry of a level stands for.
-fn span(level: u32) -> u64 {
-    PAGE << (9 * (LAST - level))
-}
-
-/// The decoded entry of a level.
-enum Meaning {
+pub enum Says {
     Nothing,
-    /// A table of the next level, at a bus address.
+    /// The bus address of a table of the next level.
     Table(u64),
-    Leaf {
+    Page {
         place: Place,
         read_only: bool,
     },
-    /// An entry that breaks the rules.
+    /// An entry that breaks the rules, so that nothing is mapped.
     Wrong,
 }
 
-fn meaning(level: u32, entry: u64) -> Meaning {
+/// A step of a walk: an entry of a table, or the root of a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The first virtual address that the entry stands for, and bytes.
+    pub start: u64,
+    pub bytes: u64,
+    pub says: Says,
+}
+
+impl Step {
+    /// The root of a context, or zero.
+    pub fn root(root: u64) -> Self {
+        Self {
+            start: 0,
+            bytes: 1 << BITS,
+            says: match root {
+                0 => Says::Nothing,
+                _ if root & !ADDRESS != 0 => Says::Wrong,
+                _ => Says::Table(root),
+            },
+        }
+    }
+
+    /// The entry for an address, of a level whose entries stand for so many bytes.
+    pub fn new(address: u64, bytes: u64, entry: u64) -> Self {
+        Self {
+            start: address & !(bytes - 1),
+            bytes,
+            says: says(bytes, entry),
+        }
+    }
+
+    /// Whether nothing is mapped at its addresses.
+    pub fn is_nothing(&self) -> bool {
+        matches!(self.says, Says::Nothing | Says::Wrong)
+    }
+}
+
+/// Whether a valid entry has bits that have to be zero.
+pub fn has_reserved(entry: u64) -> bool {
+    entry & VALID != 0 && entry & RESERVED != 0
+}
+
+fn says(bytes: u64, entry: u64) -> Says {
     if entry & VALID == 0 {
-        return Meaning::Nothing;
+        return Says::Nothing;
     }
     let address = entry & ADDRESS;
+    if has_reserved(entry) {
+        return Says::Wrong;
+    }
     if entry & LEAF == 0 {
-        return match level < LAST && entry & VRAM == 0 {
-            true => Meaning::Table(address),
-            false => Meaning::Wrong,
+        return match bytes > PAGE && entry & VRAM == 0 {
+            true => Says::Table(address),
+            false => Says::Wrong,
         };
     }
-    if level == 0 || !address.is_multiple_of(span(level)) {
-        return Meaning::Wrong;
+    if bytes > LARGEST || !address.is_multiple_of(bytes) {
+        return Says::Wrong;
     }
-    Meaning::Leaf {
+    Says::Page {
         place: match entry & VRAM {
             0 => Place::Bus(address),
             _ => Place::Vram(address),
@@ -88,34 +121,25 @@ fn meaning(level: u32, entry: u64) -> Meaning {
     }
 }
 
-/// The translation of an address in the tables with a root, read by a function that gives the word
-/// at a bus address; none if it is not mapped.
+/// Goes on from a step to the entry for an address that points to no table. One function gives the
+/// word at a bus address, and one is called with each of these steps and the place of its entry.
 pub fn walk<E>(
-    root: u64,
+    from: Step,
     address: u64,
     mut load: impl FnMut(u64) -> Result<u64, E>,
-) -> Result<Option<Leaf>, E> {
+    mut see: impl FnMut(Step, u64),
+) -> Result<Step, E> {
+    let mut step = from;
     if address >> BITS != 0 {
-        return Ok(None);
+        step.says = Says::Nothing;
     }
-    let mut table = root & ADDRESS;
-    for level in 0..=LAST {
-        let bytes = span(level);
-        let entry = load(table + address / bytes % ENTRIES * 8)?;
-        match meaning(level, entry) {
-            Meaning::Table(next) => table = next,
-            Meaning::Leaf { place, read_only } => {
-                return Ok(Some(Leaf {
-                    start: address & !(bytes - 1),
-                    bytes,
-                    place,
-                    read_only,
-                }))
-            }
-            Meaning::Nothing | Meaning::Wrong => return Ok(None),
-        }
+    while let Says::Table(table) = step.says {
+        let bytes = step.bytes / ENTRIES;
+        let at = table + address / bytes % ENTRIES * 8;
+        step = Step::new(address, bytes, load(at)?);
+        see(step, at);
     }
-    Ok(None)
+    Ok(step)
 }
 
 /// The content of the tables of the aperture for a range.
@@ -140,33 +164,35 @@ pub struct Limits {
 /// Reads the tables of the aperture, by a function that gives the words of a table at a bus
 /// address.
 pub fn view<E>(
-    root: u64,
+    root: Step,
     limits: Limits,
     mut table: impl FnMut(u64) -> Result<[u64; ENTRIES as usize], E>,
 ) -> Result<View, E> {
     let mut view = View::default();
-    descend(0, root & ADDRESS, 0, limits, &mut table, &mut view)?;
+    descend(root, limits, &mut table, &mut view)?;
     Ok(view)
 }
 
 fn descend<E>(
-    level: u32,
-    table: u64,
-    start: u64,
+    above: Step,
     limits: Limits,
     read: &mut impl FnMut(u64) -> Result<[u64; ENTRIES as usize], E>,
     view: &mut View,
 ) -> Result<(), E> {
-    let bytes = span(level);
+    let Says::Table(table) = above.says else {
+        return Ok(());
+    };
+    let bytes = above.bytes / ENTRIES;
     for (number, entry) in (0..).zip(read(table)?) {
-        let first = start + number * bytes;
+        let first = above.start + number * bytes;
         if first > limits.last || first + (bytes - 1) < limits.first {
             continue;
         }
-        match meaning(level, entry) {
-            Meaning::Nothing => (),
-            Meaning::Table(next) => descend(level + 1, next, first, limits, read, view)?,
-            Meaning::Leaf {
+        let step = Step::new(first, bytes, entry);
+        match step.says {
+            Says::Nothing => (),
+            Says::Table(_) => descend(step, limits, read, view)?,
+            Says::Page {
                 place: Place::Vram(offset),
                 read_only: false,
             } if offset + bytes <= limits.vram => {
@@ -180,7 +206,7 @@ fn descend<E>(
                         }),
                 );
             }
-            Meaning::Leaf { .. } | Meaning::Wrong => view.wrong.push((first, entry)),
+            Says::Page { .. } | Says::Wrong => view.wrong.push((first, entry)),
         }
     }
     Ok(())
@@ -203,28 +229,31 @@ mod tests {
         tables
     }
 
-    fn found(entries: &[(u64, u64)], address: u64) -> Option<Leaf> {
+    fn found(entries: &[(u64, u64)], address: u64) -> Option<Step> {
         let tables = tables(entries);
-        walk(0x1000, address, |at| {
-            Ok::<u64, Infallible>(tables.get(&at).copied().unwrap_or(0))
-        })
-        .unwrap()
+        let load = |at| Ok::<u64, Infallible>(tables.get(&at).copied().unwrap_or(0));
+        let step = walk(Step::root(0x1000), address, load, |_, _| ()).unwrap();
+        (!step.is_nothing()).then_some(step)
     }
 
     #[test]
     fn pages_are_found() {
         let entry = 0x12_3456_7000 | VALID | LEAF;
-        let leaf = Leaf {
+        let leaf = Step {
             start: 0x5000,
             bytes: PAGE,
-            place: Place::Bus(0x12_3456_7000),
-            read_only: false,
+            says: Says::Page {
+                place: Place::Bus(0x12_3456_7000),
+                read_only: false,
+            },
         };
         assert_eq!(found(&[(THIRD + 5 * 8, entry)], 0x5123), Some(leaf));
         assert_eq!(found(&[(THIRD + 5 * 8, entry)], 0x6000), None);
-        let vram = Leaf {
-            place: Place::Vram(0x12_3456_7000),
-            read_only: true,
+        let vram = Step {
+            says: Says::Page {
+                place: Place::Vram(0x12_3456_7000),
+                read_only: true,
+            },
             ..leaf
         };
         let entry = entry | VRAM | READ_ONLY;
@@ -235,10 +264,10 @@ mod tests {
     fn two_megabytes_are_found() {
         let entry = (3 * HUGE) | VALID | LEAF | VRAM;
         let leaf = found(&[(SECOND + 8, entry)], HUGE + 77).unwrap();
-        assert_eq!(
-            (leaf.start, leaf.bytes, leaf.place),
-            (HUGE, HUGE, Place::Vram(3 * HUGE))
-        );
+        assert_eq!((leaf.start, leaf.bytes), (HUGE, HUGE));
+        let place = Place::Vram(3 * HUGE);
+        let read_only = false;
+        assert_eq!(leaf.says, Says::Page { place, read_only });
     }
 
     #[test]
@@ -251,6 +280,11 @@ mod tests {
             (SECOND + 8, PAGE | VALID | LEAF, HUGE),
             // A leaf in the first level.
             (0x1008, VALID | LEAF, 1 << 30),
+            // Bits that have to be zero.
+            (THIRD, VALID | LEAF | 1 << 52, 0),
+            (THIRD, VALID | LEAF | 1 << 63, 0),
+            (THIRD, VALID | LEAF | 1 << 4, 0),
+            (SECOND, THIRD | VALID | 1 << 62, 0),
         ] {
             assert_eq!(found(&[(at, entry)], address), None, "{entry:#x}");
         }
@@ -265,7 +299,7 @@ mod tests {
             first,
             last,
         };
-        view(0x1000, limits, |at| {
+        view(Step::root(0x1000), limits, |at| {
             Ok::<_, Infallible>(std::array::from_fn(|i| {
                 tables.get(&(at + 8 * i as u64)).copied().unwrap_or(0)
             }))
@@ -299,6 +333,7 @@ mod tests {
             (7 * PAGE) | VALID | LEAF | VRAM | READ_ONLY,
             (4 * HUGE) | VALID | LEAF | VRAM,
             (7 * PAGE) | VALID,
+            (7 * PAGE) | VALID | LEAF | VRAM | 1 << 52,
         ];
         let entries: Vec<(u64, u64)> = (0..).map(|i| THIRD + 8 * i).zip(wrong).collect();
         let view = seen(&entries, 0, u64::MAX);

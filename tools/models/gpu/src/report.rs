@@ -13,6 +13,8 @@ pub enum Broken {
     Dma(Forbidden),
     /// A translation was used after its entry changed.
     Stale { context: u32, address: u64 },
+    /// A valid entry of a table, or a root, has bits that have to be zero.
+    Reserved { at: u64, entry: u64 },
     /// A page of the aperture that is not mapped was written to.
     Damaged { page: u64 },
     /// The tables of the aperture have an entry that is not allowed.
@@ -28,6 +30,10 @@ impl fmt::Display for Broken {
             Self::Stale { context, address } => write!(
                 f,
                 "{address:#x} of context {context} changed without INVALIDATE"
+            ),
+            Self::Reserved { at, entry } => write!(
+                f,
+                "the entry or root {entry:#x} at {at:#x} has reserved bits"
             ),
             Self::Damaged { page } => write!(
                 f,

@@ -6,8 +6,9 @@ use crate::bus::Bus;
 use crate::bus::Fault;
 use crate::bus::Stop;
 use crate::pages;
-use crate::pages::Leaf;
 use crate::pages::Place;
+use crate::pages::Says;
+use crate::pages::Step;
 use crate::registers::error;
 use crate::report::Broken;
 
@@ -19,60 +20,78 @@ pub struct Space<'a> {
 }
 
 impl Space<'_> {
-    /// The translation of an address, from the kept ones or from the tables.
-    fn translate(&self, address: u64, write: bool) -> Result<Leaf, Stop> {
+    /// The translation of an address, from the kept ones or from the tables: the place, and the
+    /// number of bytes from there.
+    fn translate(&self, address: u64, write: bool) -> Result<(Place, u64), Stop> {
         let gpu = self.bus.gpu;
-        let leaf = match gpu.tlb.find(self.context, address) {
-            Some(leaf) => {
-                self.compare(address, leaf);
-                leaf
+        let from = match gpu.tlb.find(self.context, address) {
+            Some(step) => {
+                self.compare(address, step);
+                step
             }
-            None => {
-                let leaf = match self.root()? {
-                    Some(root) => pages::walk(root, address, |at| self.bus.load(Place::Bus(at)))?,
-                    None => None,
-                };
-                let leaf = leaf.ok_or(Fault::at(error::NOT_MAPPED, address, write))?;
-                gpu.tlb.keep(self.context, leaf);
-                leaf
-            }
+            None => self.root()?,
         };
-        match write && leaf.read_only {
-            true => Err(Fault::at(error::READ_ONLY, address, write)),
-            false => Ok(leaf),
+        let load = |at| {
+            let entry = self.bus.load(Place::Bus(at))?;
+            if pages::has_reserved(entry) {
+                self.bus.report(Broken::Reserved { at, entry });
+            }
+            Ok(entry)
+        };
+        let step = pages::walk(from, address, load, |step, _| {
+            if let Says::Page { .. } = step.says {
+                gpu.tlb.keep(self.context, step);
+            }
+        })?;
+        match step.says {
+            Says::Page {
+                read_only: true, ..
+            } if write => Err(Fault::at(error::READ_ONLY, address, write)),
+            Says::Page { place, .. } => {
+                let inside = address - step.start;
+                Ok((place.plus(inside), step.bytes - inside))
+            }
+            _ => Err(Fault::at(error::NOT_MAPPED, address, write)),
         }
     }
 
     /// The root of the context's tables.
-    fn root(&self) -> Result<Option<u64>, Stop> {
+    pub fn root(&self) -> Result<Step, Stop> {
         match self.bus.gpu.context_table() {
-            0 => Ok(None),
+            0 => Ok(Step::root(0)),
             table => {
                 let at = table.wrapping_add(8 * u64::from(self.context));
-                Ok(Some(self.bus.load(Place::Bus(at))?).filter(|&root| root != 0))
+                let entry = self.bus.load(Place::Bus(at))?;
+                let root = Step::root(entry);
+                if root.says == Says::Wrong {
+                    self.bus.report(Broken::Reserved { at, entry });
+                }
+                Ok(root)
             }
         }
     }
 
-    /// Reports a translation that is used although its entry is another one by now.
-    fn compare(&self, address: u64, leaf: Leaf) {
+    /// Reports a step that is kept and used although its entry is another one by now.
+    fn compare(&self, address: u64, kept: Step) {
         let gpu = self.bus.gpu;
         let peek = |at| self.bus.dma.peek(at).ok_or(());
-        let now = match gpu.context_table() {
-            0 => Ok(None),
-            table => match peek(table.wrapping_add(8 * u64::from(self.context))) {
-                Ok(0) => Ok(None),
-                Ok(root) => pages::walk(root, address, peek),
-                Err(()) => Err(()),
-            },
+        let root = match gpu.context_table() {
+            0 => Ok(0),
+            table => peek(table.wrapping_add(8 * u64::from(self.context))),
         };
+        let is_same = root.and_then(|root| {
+            let root = Step::root(root);
+            let mut is_there = root == kept;
+            let last = pages::walk(root, address, peek, |step, _| is_there |= step == kept)?;
+            Ok(is_there || kept.is_nothing() && last.is_nothing())
+        });
         // A pending invalidation counts as done. While the device is reset or loses its client,
         // there are no tables to compare with: no translation outlives that. The reset of a ring
         // alone keeps translations, so the driver has to invalidate them nevertheless.
-        if now != Ok(Some(leaf))
+        if is_same != Ok(true)
             && !gpu.control.will_invalidate(self.context, address)
             && !self.bus.is_reset()
-            && gpu.tlb.tell(self.context, leaf)
+            && gpu.tlb.tell(self.context, kept)
         {
             self.bus.report(Broken::Stale {
                 context: self.context,
@@ -98,12 +117,11 @@ impl Space<'_> {
                 write,
             ))?;
             let _used = self.bus.gpu.tlb.begin();
-            let leaf = self.translate(at, write)?;
-            let inside = at - leaf.start;
-            let rest = usize::try_from(leaf.bytes - inside).unwrap_or(usize::MAX);
+            let (place, rest) = self.translate(at, write)?;
+            let rest = usize::try_from(rest).unwrap_or(usize::MAX);
             let end = done + rest.min(bytes - done);
             // The record has the virtual address, which the driver knows.
-            f(leaf.place.plus(inside), done, end).map_err(|stop| match stop {
+            f(place, done, end).map_err(|stop| match stop {
                 Stop::Fault(fault) => Fault::at(fault.error, at, write),
                 Stop::Reset => stop,
             })?;

@@ -9,15 +9,17 @@ use std::sync::PoisonError;
 use std::sync::RwLock;
 use std::sync::RwLockReadGuard;
 
-use crate::pages::Leaf;
+use crate::pages::Says;
+use crate::pages::Step;
+use crate::pages::BITS;
 
-/// Sizes of pages.
-const SIZES: [u64; 2] = [4 << 10, 2 << 20];
+/// Bytes that the entries of the levels stand for, and a root.
+const SIZES: [u64; 4] = [4 << 10, 2 << 20, 1 << 30, 1 << BITS];
 
 /// A translation that is kept.
 #[derive(Clone, Copy)]
 struct Kept {
-    leaf: Leaf,
+    says: Says,
     /// Whether it was reported that its entry has changed.
     reported: bool,
 }
@@ -41,28 +43,29 @@ impl Tlb {
         self.used.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The translation of an address, if it is kept.
-    pub fn find(&self, context: u32, address: u64) -> Option<Leaf> {
+    /// The last step of those for an address that are kept.
+    pub fn find(&self, context: u32, address: u64) -> Option<Step> {
         let kept = self.lock();
-        SIZES
-            .iter()
-            .find_map(|size| kept.get(&(context, address & !(size - 1), *size)))
-            .map(|kept| kept.leaf)
+        SIZES.iter().find_map(|&bytes| {
+            let start = address & !(bytes - 1);
+            let says = kept.get(&(context, start, bytes))?.says;
+            Some(Step { start, bytes, says })
+        })
     }
 
-    /// Keeps a translation.
-    pub fn keep(&self, context: u32, leaf: Leaf) {
+    /// Keeps a step.
+    pub fn keep(&self, context: u32, step: Step) {
         let kept = Kept {
-            leaf,
+            says: step.says,
             reported: false,
         };
-        self.lock().insert((context, leaf.start, leaf.bytes), kept);
+        self.lock().insert((context, step.start, step.bytes), kept);
     }
 
     /// Notes that it was reported that the entry of a translation has changed; returns false if it
     /// already was.
-    pub fn tell(&self, context: u32, leaf: Leaf) -> bool {
-        match self.lock().get_mut(&(context, leaf.start, leaf.bytes)) {
+    pub fn tell(&self, context: u32, step: Step) -> bool {
+        match self.lock().get_mut(&(context, step.start, step.bytes)) {
             Some(kept) => !std::mem::replace(&mut kept.reported, true),
             None => false,
         }
@@ -90,12 +93,14 @@ mod tests {
     use super::*;
     use crate::pages::Place;
 
-    fn leaf(start: u64, bytes: u64) -> Leaf {
-        Leaf {
+    fn leaf(start: u64, bytes: u64) -> Step {
+        Step {
             start,
             bytes,
-            place: Place::Vram(start),
-            read_only: false,
+            says: Says::Page {
+                place: Place::Vram(start),
+                read_only: false,
+            },
         }
     }
 

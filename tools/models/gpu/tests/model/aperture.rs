@@ -163,6 +163,7 @@ fn entries_that_are_not_allowed_are_reported_and_map_nothing() {
         PAGE | VALID | LEAF | IN_VRAM | READ_ONLY,
         VRAM | VALID | LEAF | IN_VRAM,
         PAGE | VALID,
+        PAGE | VALID | LEAF | IN_VRAM | 1 << 62,
     ] {
         machine.set_entry(0, 3 * PAGE, 2, entry);
         let before = machine.reports();
@@ -170,6 +171,14 @@ fn entries_that_are_not_allowed_are_reported_and_map_nothing() {
         assert_eq!(machine.reports(), before + 1, "{entry:#x}");
         assert!(aperture.is_filled(0, APERTURE, POISON));
     }
+    // So is a root.
+    machine.set_entry(0, 3 * PAGE, 2, PAGE | VALID | LEAF | IN_VRAM);
+    let root = machine.load(CONTEXTS) | 1 << 52;
+    machine.client.memory.store(CONTEXTS, root);
+    let before = machine.reports();
+    machine.invalidate(0, 0, APERTURE);
+    assert_eq!(machine.reports(), before + 1);
+    assert!(aperture.is_filled(0, APERTURE, POISON));
 }
 
 #[test]

@@ -196,6 +196,36 @@ fn addresses_that_are_not_mapped_fault() {
 }
 
 #[test]
+fn reserved_bits_are_reported_and_nothing_is_mapped() {
+    let at = LOCAL + 32 * PAGE;
+    for bit in [4, 11, 52, 62, 63] {
+        // In a page, in both pointers to tables, and in the root.
+        for level in [2, 1, 0, u32::MAX] {
+            let mut machine = machine();
+            machine.map(at, 0, IN_VRAM, 1);
+            let place = match level {
+                u32::MAX => CONTEXTS + 8,
+                level => machine.slot_of(1, at, level),
+            };
+            let entry = machine.load(place) | 1 << bit;
+            machine.client.memory.store(place, entry);
+            let read = Entry::checksum(at, SYSTEM, 8);
+            let wanted = record(error::NOT_MAPPED, at, 0);
+            assert_eq!(machine.fault(RING, read), wanted);
+            let lines = machine.slot.log.lines();
+            let place = BASE + place;
+            let says = format!("the entry or root {entry:#x} at {place:#x} has reserved bits");
+            assert_eq!(lines, [format!("gpu: ring 1, entry 0: {says}")]);
+        }
+    }
+    // An entry that is not valid may have any.
+    let mut machine = machine();
+    machine.set_entry(1, at, 2, !VALID);
+    machine.fault(RING, Entry::checksum(at, SYSTEM, 8));
+    assert!(machine.is_quiet());
+}
+
+#[test]
 fn what_is_read_only_is_not_written() {
     let mut machine = machine();
     machine.map(LOCAL + 16 * PAGE, 0, IN_VRAM | READ_ONLY, 1);
