@@ -19,6 +19,7 @@ use vfio_user::server::After;
 use vfio_user::server::Device;
 use vfio_user::switch::Switch;
 
+use crate::chaos::Chaos;
 use crate::control;
 use crate::control::Control;
 use crate::control::Invalidate;
@@ -50,6 +51,8 @@ pub struct Options {
     pub aperture: u64,
     /// It is behind an IOMMU that reports its mappings.
     pub strict: bool,
+    /// The seed of its chaos; 0 is none.
+    pub chaos: u64,
 }
 
 /// The registers that are not those of a ring.
@@ -84,6 +87,7 @@ pub struct Gpu {
     pub(crate) control: Control,
     pub(crate) status: Status,
     pub(crate) tlb: Tlb,
+    pub(crate) chaos: Option<Chaos>,
     registers: Mutex<Registers>,
     skipped: Mutex<Skipped>,
     /// Is called when it is removed by surprise.
@@ -117,6 +121,7 @@ impl Gpu {
             control: Control::default(),
             status: Status::default(),
             tlb: Tlb::default(),
+            chaos: Chaos::new(options.chaos),
             registers: Mutex::default(),
             skipped: Mutex::default(),
             on_removal: Box::new(on_removal),
@@ -161,6 +166,7 @@ impl Gpu {
             registers::CONTEXT_TABLE => self.registers().context_table,
             registers::INVALIDATE_START => self.registers().invalidate_start,
             registers::INVALIDATE_SIZE => self.registers().invalidate_size,
+            registers::SEED => self.chaos.as_ref().map_or(0, |chaos| chaos.seed),
             _ => match of_ring(offset)? {
                 (ring, registers::RING_BASE) => self.rings[ring].base(),
                 _ => return None,
@@ -197,6 +203,10 @@ impl Gpu {
             registers::INVALIDATE_CONTEXT => self.registers().invalidate_context,
             registers::RESET => self.resetting(),
             registers::REPORTS => self.reports.count(),
+            registers::LIES..registers::RING => {
+                let lie = ((offset - registers::LIES) / 4) as usize;
+                self.chaos.as_ref().map_or(0, |chaos| chaos.count(lie))
+            }
             _ => match of_ring(offset) {
                 Some((ring, registers::RING_ENTRIES)) => self.rings[ring].entries(),
                 _ => 0,
@@ -473,6 +483,7 @@ mod tests {
             vram: 1 << 20,
             aperture: 1 << 20,
             strict: false,
+            chaos: 0,
         };
         let gpu = Gpu::new(&options, Arc::default(), |_| (), || ()).unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();

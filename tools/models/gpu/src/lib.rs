@@ -3,6 +3,7 @@
 //! A modelled GPU. registers.rst describes its interface for drivers.
 
 mod bus;
+mod chaos;
 mod control;
 pub mod device;
 mod engine;

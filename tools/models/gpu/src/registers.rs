@@ -18,6 +18,9 @@ pub const RESET: u64 = 0x048;
 pub const INJECT: u64 = 0x04c;
 pub const REPORTS: u64 = 0x050;
 pub const CHECK: u64 = 0x054;
+pub const SEED: u64 = 0x058;
+/// The first of the numbers of lies, in the order of [`lie`].
+pub const LIES: u64 = 0x080;
 pub const RING: u64 = 0x100;
 pub const RING_STRIDE: u64 = 0x20;
 /// Of a ring's registers.
@@ -54,6 +57,18 @@ pub mod status {
     pub const RECORDS: u64 = 0x900;
     pub const RECORD_BYTES: u64 = 32;
     pub const RECORD_COUNT: u32 = 16;
+}
+
+/// The kinds of lies that chaos tells.
+pub mod lie {
+    /// "Not mapped" was kept, and used.
+    pub const NOT_MAPPED: usize = 0;
+    /// A pointer to a table, or a root, was kept and used.
+    pub const TABLE: usize = 1;
+    /// Something that is kept was dropped.
+    pub const DROPPED: usize = 2;
+    /// How many kinds there are.
+    pub const COUNT: usize = 3;
 }
 
 /// Why a ring stopped.

@@ -10,6 +10,7 @@ use crate::pages::Place;
 use crate::pages::Says;
 use crate::pages::Step;
 use crate::registers::error;
+use crate::registers::lie;
 use crate::report::Broken;
 
 /// The addresses of a context, as a ring accesses them.
@@ -23,13 +24,16 @@ impl Space<'_> {
     /// The translation of an address, from the kept ones or from the tables: the place, and the
     /// number of bytes from there.
     fn translate(&self, address: u64, write: bool) -> Result<(Place, u64), Stop> {
-        let gpu = self.bus.gpu;
-        let from = match gpu.tlb.find(self.context, address) {
+        let from = match self.kept(address) {
             Some(step) => {
                 self.compare(address, step);
                 step
             }
-            None => self.root()?,
+            None => {
+                let root = self.root()?;
+                self.keep(root, None);
+                root
+            }
         };
         let load = |at| {
             let entry = self.bus.load(Place::Bus(at))?;
@@ -38,11 +42,7 @@ impl Space<'_> {
             }
             Ok(entry)
         };
-        let step = pages::walk(from, address, load, |step, _| {
-            if let Says::Page { .. } = step.says {
-                gpu.tlb.keep(self.context, step);
-            }
-        })?;
+        let step = pages::walk(from, address, load, |step, at| self.keep(step, Some(at)))?;
         match step.says {
             Says::Page {
                 read_only: true, ..
@@ -52,6 +52,42 @@ impl Space<'_> {
                 Ok((place.plus(inside), step.bytes - inside))
             }
             _ => Err(Fault::at(error::NOT_MAPPED, address, write)),
+        }
+    }
+
+    /// What is kept for an address.
+    fn kept(&self, address: u64) -> Option<Step> {
+        let gpu = self.bus.gpu;
+        let step = gpu.tlb.find(self.context, address)?;
+        if self.bus.lies(lie::DROPPED, 16) {
+            gpu.tlb.drop(self.context, step);
+            return None;
+        }
+        match (&gpu.chaos, step.says) {
+            (None, _) | (_, Says::Page { .. }) => (),
+            (Some(chaos), Says::Table(_)) => chaos.tell(lie::TABLE),
+            (Some(chaos), _) => chaos.tell(lie::NOT_MAPPED),
+        }
+        Some(step)
+    }
+
+    /// Keeps a step: a page, or any with chaos. With chaos this may also keep what is beside its
+    /// entry.
+    fn keep(&self, step: Step, at: Option<u64>) {
+        let gpu = self.bus.gpu;
+        if gpu.chaos.is_some() || matches!(step.says, Says::Page { .. }) {
+            gpu.tlb.keep(self.context, step);
+        }
+        let Some(at) = at.filter(|_| self.bus.draws(2)) else {
+            return;
+        };
+        let first = step.start & !(8 * step.bytes - 1);
+        for i in 0..8 {
+            let entry = self.bus.dma.peek((at & !63) + 8 * i);
+            let beside = entry.map(|entry| Step::new(first + i * step.bytes, step.bytes, entry));
+            if let Some(step) = beside.filter(|step| step.says != Says::Wrong) {
+                gpu.tlb.keep(self.context, step);
+            }
         }
     }
 

@@ -53,13 +53,19 @@ impl Tlb {
         })
     }
 
-    /// Keeps a step.
+    /// Keeps a step, unless it is kept already.
     pub fn keep(&self, context: u32, step: Step) {
         let kept = Kept {
             says: step.says,
             reported: false,
         };
-        self.lock().insert((context, step.start, step.bytes), kept);
+        let key = (context, step.start, step.bytes);
+        self.lock().entry(key).or_insert(kept);
+    }
+
+    /// Drops a step.
+    pub fn drop(&self, context: u32, step: Step) {
+        self.lock().remove(&(context, step.start, step.bytes));
     }
 
     /// Notes that it was reported that the entry of a translation has changed; returns false if it

@@ -2,8 +2,8 @@
 
 //! Runs modelled devices, each at a socket of its own, until standard input ends.
 //!
-//! On standard output it prints `ready` when it listens, and `removed` and the name of a device
-//! that is removed by surprise. Each line on standard error is an error.
+//! On standard output it prints `chaos`, the name and the seed of each device that has one, then
+//! `ready` when it listens, and `removed` and the name of a device that is removed by surprise. Each line on standard error is an error.
 
 mod options;
 
@@ -72,12 +72,20 @@ fn device(options: &Options, switch: &Arc<Switch>) -> io::Result<Arc<dyn Device>
     let log = |line: &str| eprintln!("{line}");
     Ok(match &options.kind {
         Kind::Edu => Edu::new(&options.name, options.strict, switch.clone(), log),
-        Kind::Gpu { vram, aperture } => {
+        Kind::Gpu {
+            vram,
+            aperture,
+            chaos,
+        } => {
+            if *chaos != 0 {
+                println!("chaos {} {chaos}", options.name);
+            }
             let gpu = gpu::device::Options {
                 name: options.name.clone(),
                 vram: *vram,
                 aperture: *aperture,
                 strict: options.strict,
+                chaos: *chaos,
             };
             let name = options.name.clone();
             Gpu::new(&gpu, switch.clone(), log, move || {

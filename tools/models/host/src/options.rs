@@ -7,9 +7,9 @@ use std::path::PathBuf;
 /// The usage message of the program.
 pub const USAGE: &str = "usage: models DEVICE ...
 DEVICE: --edu socket=PATH[,name=NAME][,strict]
-        --gpu socket=PATH[,name=NAME][,strict][,vram=SIZE][,aperture=SIZE]
+        --gpu socket=PATH[,name=NAME][,strict][,vram=SIZE][,aperture=SIZE][,chaos=SEED]
 A SIZE is a power of two of bytes, with K, M or G. The devices are below one switch. A strict one is
-behind an IOMMU that reports its mappings. The program ends when its standard input does.";
+behind an IOMMU that reports its mappings. A SEED is a number; 0 is no chaos. The program ends when its standard input does.";
 
 /// Bytes of VRAM and of the aperture, unless said otherwise.
 const VRAM: u64 = 256 << 20;
@@ -22,7 +22,11 @@ const LARGEST: u64 = 1 << 36;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     Edu,
-    Gpu { vram: u64, aperture: u64 },
+    Gpu {
+        vram: u64,
+        aperture: u64,
+        chaos: u64,
+    },
 }
 
 /// A device.
@@ -45,6 +49,7 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Vec<Options>
             "--gpu" => Kind::Gpu {
                 vram: VRAM,
                 aperture: APERTURE,
+                chaos: 0,
             },
             _ => return Err(USAGE.to_owned()),
         };
@@ -73,6 +78,9 @@ fn device(kind: Kind, text: &str) -> Result<Options, String> {
             (("strict", ""), _) => options.strict = true,
             (("vram", size), Kind::Gpu { vram, .. }) => *vram = bytes(size)?,
             (("aperture", size), Kind::Gpu { aperture, .. }) => *aperture = bytes(size)?,
+            (("chaos", seed), Kind::Gpu { chaos, .. }) => {
+                *chaos = seed.parse().map_err(|_| format!("{seed} is no seed"))?;
+            }
             _ => return Err(format!("{part} is no setting of this device\n{USAGE}")),
         }
     }
@@ -113,10 +121,14 @@ mod tests {
     fn devices_have_defaults() {
         let devices = parsed(
             "--gpu socket=/tmp/a.sock --gpu socket=b,name=gpu,vram=64G,aperture=256M,strict \
-             --edu socket=/tmp/peer.sock,strict",
+             --edu socket=/tmp/peer.sock,strict --gpu socket=c,chaos=18446744073709551615",
         );
-        let gpu = |socket: &str, name: &str, vram, aperture, strict| Options {
-            kind: Kind::Gpu { vram, aperture },
+        let gpu = |socket: &str, name: &str, vram, aperture, strict, chaos| Options {
+            kind: Kind::Gpu {
+                vram,
+                aperture,
+                chaos,
+            },
             socket: socket.into(),
             name: name.into(),
             strict,
@@ -130,9 +142,10 @@ mod tests {
         assert_eq!(
             devices,
             Ok(vec![
-                gpu("/tmp/a.sock", "a", 256 << 20, 64 << 20, false),
-                gpu("b", "gpu", 64 << 30, 256 << 20, true),
-                edu
+                gpu("/tmp/a.sock", "a", 256 << 20, 64 << 20, false, 0),
+                gpu("b", "gpu", 64 << 30, 256 << 20, true, 0),
+                edu,
+                gpu("c", "c", 256 << 20, 64 << 20, false, u64::MAX),
             ])
         );
     }
@@ -151,7 +164,10 @@ mod tests {
             "--gpu socket=a,vram=18446744073709551615G",
             "--gpu socket=a,aperture=4K",
             "--gpu socket=a,size=1G",
+            "--gpu socket=a,chaos",
+            "--gpu socket=a,chaos=-1",
             "--edu name=a",
+            "--edu socket=a,chaos=1",
             "--edu socket=a,vram=1G",
         ] {
             assert!(parsed(text).is_err(), "{text}");

@@ -71,6 +71,7 @@ impl Slot {
             vram: VRAM,
             aperture: APERTURE,
             strict: false,
+            chaos: 0,
         };
         change(&mut options);
         let _ = fs::remove_file(&path);
@@ -344,6 +345,11 @@ impl Machine {
     pub fn inject(&mut self, what: u32, ring: u32, argument: u32) {
         self.client
             .set(registers::INJECT, what | ring << 8 | argument << 16);
+    }
+
+    /// How often there was a lie.
+    pub fn lies(&mut self, lie: usize) -> u32 {
+        self.client.get(registers::LIES + 4 * lie as u64)
     }
 
     pub fn reports(&mut self) -> u32 {

@@ -4,6 +4,7 @@
 
 mod aperture;
 mod bus;
+mod chaos;
 mod compute;
 mod copy;
 mod injected;
