@@ -103,8 +103,9 @@ impl Bus<'_> {
         }
     }
 
-    /// Reads from a place.
+    /// Reads from a place, behind earlier writes of the ring to the same target.
     pub fn read(&self, from: Place, to: &mut [u8]) -> Result<(), Stop> {
+        self.push(from, to.len());
         match from {
             Place::Bus(address) => self.checked(self.dma.read(address, to), false),
             Place::Vram(offset) => {
@@ -115,8 +116,16 @@ impl Bus<'_> {
         }
     }
 
-    /// Writes to a place.
+    /// Writes to a place, at some time before a [`Bus::flush`].
     pub fn write(&self, to: Place, from: &[u8]) -> Result<(), Stop> {
+        match self.post(to, from) {
+            true => Ok(()),
+            false => self.put(to, from),
+        }
+    }
+
+    /// Writes to a place at once.
+    pub fn put(&self, to: Place, from: &[u8]) -> Result<(), Stop> {
         match to {
             Place::Bus(address) => self.checked(self.dma.write(address, from), true),
             Place::Vram(offset) => {
@@ -129,13 +138,15 @@ impl Bus<'_> {
 
     /// Clears a range of VRAM.
     pub fn clear(&self, offset: u64, bytes: usize) -> Result<(), Stop> {
+        self.push(Place::Vram(offset), bytes);
         self.in_vram(offset, bytes, true)?;
         self.gpu.vram.clear(offset, bytes as u64);
         Ok(())
     }
 
-    /// Reads an aligned word in one piece.
+    /// Reads an aligned word in one piece, behind earlier writes as [`Bus::read`].
     pub fn load(&self, from: Place) -> Result<u64, Stop> {
+        self.push(from, 8);
         match from {
             Place::Bus(address) => self.checked(self.dma.load(address), false),
             Place::Vram(offset) => {
@@ -145,8 +156,9 @@ impl Bus<'_> {
         }
     }
 
-    /// Writes an aligned word in one piece.
+    /// Writes an aligned word in one piece, behind all earlier writes of the ring.
     pub fn store(&self, to: Place, value: u64) -> Result<(), Stop> {
+        self.flush();
         match to {
             Place::Bus(address) => self.checked(self.dma.store(address, value), true),
             Place::Vram(offset) => {
@@ -157,8 +169,9 @@ impl Bus<'_> {
         }
     }
 
-    /// Adds to an aligned word.
+    /// Adds to an aligned word, behind earlier writes as [`Bus::read`].
     pub fn add(&self, to: Place, addend: u64) -> Result<(), Stop> {
+        self.push(to, 8);
         match to {
             Place::Bus(address) => self.checked(self.dma.add(address, addend), true),
             Place::Vram(offset) => {

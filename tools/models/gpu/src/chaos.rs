@@ -4,16 +4,27 @@
 //!
 //! Each ring draws its own numbers, so that what it does follows from the seed and its entries.
 
+use std::mem;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
 
+use vfio_user::dma;
+use vfio_user::port::Epoch;
+
 use crate::bus::Bus;
 use crate::bus::Who;
+use crate::device::Gpu;
+use crate::pages::Place;
 use crate::registers::lie;
 use crate::registers::RING_COUNT;
+
+/// How many writes of a ring are on their way at most.
+const MOST: usize = 32;
+/// The target of writes to VRAM; others are memory on the bus.
+const VRAM: usize = 0;
 
 /// The chaos of a device.
 pub struct Chaos {
@@ -23,10 +34,34 @@ pub struct Chaos {
     rings: [Mutex<Own>; RING_COUNT],
 }
 
+/// A write of a ring that is on its way.
+struct Write {
+    /// It stays behind earlier writes to the same one.
+    target: usize,
+    who: Who,
+    epoch: Epoch,
+    place: Place,
+    data: Vec<u8>,
+}
+
+impl Write {
+    /// Does the write. It has no answer: one that is forbidden by now is only reported.
+    fn arrive(self, gpu: &Gpu) {
+        let bus = Bus {
+            gpu,
+            dma: gpu.port.dma_since(self.epoch),
+            who: self.who,
+        };
+        let _ = bus.put(self.place, &self.data);
+    }
+}
+
 /// The chaos of a ring.
 #[derive(Default)]
-pub struct Own {
+struct Own {
     random: u64,
+    /// In their order.
+    posted: Vec<Write>,
 }
 
 impl Own {
@@ -81,6 +116,88 @@ impl<'a> Bus<'a> {
         match (self.gpu.chaos.as_ref(), self.who) {
             (Some(chaos), Who::Ring { ring, .. }) => Some((chaos, chaos.ring(ring))),
             _ => None,
+        }
+    }
+
+    /// The target of an access: VRAM, or the memory on the bus that has all of a range. None if it is
+    /// not to wait.
+    fn target(&self, place: Place, bytes: usize, access: u32) -> Option<usize> {
+        let bytes = bytes as u64;
+        match place {
+            Place::Vram(offset) => self.gpu.vram.holds(offset, bytes).then_some(VRAM),
+            Place::Bus(address) => self.dma.target(address, bytes, access).ok().flatten(),
+        }
+    }
+
+    /// Puts a write on its way, and lets some arrive. Returns false for one that has to be done at
+    /// once; no other one is on its way then.
+    pub fn post(&self, to: Place, from: &[u8]) -> bool {
+        let Some((chaos, mut own)) = self.chaos() else {
+            return false;
+        };
+        let Some(target) = self.target(to, from.len(), dma::WRITE) else {
+            drop(own);
+            self.flush();
+            return false;
+        };
+        own.posted.push(Write {
+            target,
+            who: self.who,
+            epoch: self.dma.epoch(),
+            place: to,
+            data: from.to_vec(),
+        });
+        while own.posted.len() > MOST || !own.posted.is_empty() && own.once_in(4) {
+            let some = own.draw() as usize % own.posted.len();
+            let target = own.posted[some].target;
+            let mut writes = own.posted.iter();
+            let first = writes.position(|write| write.target == target);
+            let first = first.unwrap_or(some);
+            if first > 0 {
+                chaos.tell(lie::OVERTAKEN);
+            }
+            own.posted.remove(first).arrive(self.gpu);
+        }
+        true
+    }
+
+    /// Lets those writes of the ring arrive that a read pushes.
+    pub fn push(&self, from: Place, bytes: usize) {
+        if self.gpu.chaos.is_some() {
+            let target = self.target(from, bytes, dma::READ);
+            self.arrive(|write| target.is_none_or(|target| target == write.target));
+        }
+    }
+
+    /// Lets all writes of the ring arrive.
+    pub fn flush(&self) {
+        self.arrive(|_| true);
+    }
+
+    fn arrive(&self, which: impl Fn(&Write) -> bool) {
+        if let Some((_, mut own)) = self.chaos() {
+            let posted = mem::take(&mut own.posted).into_iter();
+            let (arriving, left) = posted.partition(which);
+            own.posted = left;
+            for write in Vec::into_iter(arriving) {
+                write.arrive(self.gpu);
+            }
+        }
+    }
+
+    /// Ends what the ring has on its way: of each target some earlier writes arrive.
+    pub fn forget(&self) {
+        let Some((chaos, mut own)) = self.chaos() else {
+            return;
+        };
+        let mut lost = Vec::new();
+        for write in mem::take(&mut own.posted) {
+            if lost.contains(&write.target) || own.once_in(2) {
+                chaos.tell(lie::LOST);
+                lost.push(write.target);
+            } else {
+                write.arrive(self.gpu);
+            }
         }
     }
 

@@ -21,6 +21,7 @@ use crate::pages::Limits;
 use crate::pages::Place;
 use crate::pages::View;
 use crate::registers::APERTURE_CONTEXT;
+use crate::registers::RING_COUNT;
 use crate::report::Broken;
 use crate::ring::Origin;
 use crate::space::Space;
@@ -151,6 +152,11 @@ fn done(bus: Bus<'_>, invalidate: Invalidate) -> Result<(), Stop> {
             .gpu
             .tlb
             .invalidate(context, invalidate.start, invalidate.last),
+    }
+    // Writes may be on their way to where translations led that are gone.
+    for ring in 0..RING_COUNT {
+        let who = Who::Ring { ring, entry: 0 };
+        Bus { who, ..bus }.flush();
     }
     let who = Who::Status;
     status::invalidated(Bus { who, ..bus }, invalidate.number)

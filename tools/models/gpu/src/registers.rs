@@ -67,8 +67,12 @@ pub mod lie {
     pub const TABLE: usize = 1;
     /// Something that is kept was dropped.
     pub const DROPPED: usize = 2;
+    /// A write arrived before an earlier one to another target.
+    pub const OVERTAKEN: usize = 3;
+    /// A write was lost in a reset of its ring or of the device.
+    pub const LOST: usize = 4;
     /// How many kinds there are.
-    pub const COUNT: usize = 3;
+    pub const COUNT: usize = 5;
 }
 
 /// Why a ring stopped.

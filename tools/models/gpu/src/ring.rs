@@ -215,8 +215,8 @@ impl Ring {
         self.go_on()
     }
 
-    /// Waits for work.
-    fn next<'a>(&self, gpu: &'a Gpu) -> Work<'a> {
+    /// Waits for work of the ring with a number.
+    fn next<'a>(&self, gpu: &'a Gpu, ring: usize) -> Work<'a> {
         let mut state = self.lock();
         loop {
             if let Some(reset) = state.reset {
@@ -238,6 +238,19 @@ impl Ring {
                     .base
                     .wrapping_add(u64::from(slot) * entry::BYTES as u64);
                 return Work::Entry { number, at, dma };
+            }
+            if state.busy && gpu.chaos.is_some() {
+                // Nothing is on its way while a ring does nothing.
+                let who = Who::Ring {
+                    ring,
+                    entry: state.done,
+                };
+                drop(state);
+                let dma = gpu.port.dma();
+                Bus { gpu, dma, who }.flush();
+                state = self.lock();
+                state.busy = false;
+                continue;
             }
             state.busy = false;
             state = self
@@ -261,15 +274,16 @@ impl Ring {
         }
     }
 
-    /// Raises the interrupt, unless it is to be lost.
-    fn interrupt(&self, gpu: &Gpu) {
+    /// Raises the interrupt behind all writes of the ring, unless it is to be lost.
+    fn interrupt(&self, bus: Bus<'_>) {
+        bus.flush();
         if !std::mem::take(&mut self.lock().injected.lose_interrupt) {
-            gpu.port.interrupt();
+            bus.gpu.port.interrupt();
         }
     }
 
     /// Applies the errors that were injected into the next entry.
-    fn stumble(&self) -> Result<(), Stop> {
+    fn stumble(&self, bus: Bus<'_>) -> Result<(), Stop> {
         let (hang, fault, wait) = {
             let injected = &mut self.lock().injected;
             let wait = injected.slow + std::mem::take(&mut injected.delay);
@@ -278,6 +292,9 @@ impl Ring {
             let fault = !hang && std::mem::take(&mut injected.fault);
             (hang, fault, wait)
         };
+        if wait > 0 || hang {
+            bus.flush();
+        }
         if wait > 0 {
             self.sleep(Duration::from_millis(wait.into()))?;
         }
@@ -301,6 +318,7 @@ impl Ring {
             if found >= value {
                 return Ok(());
             }
+            bus.flush();
             looks += 1;
             self.sleep(if looks < 20 { SOON } else { LATER })?;
         }
@@ -311,16 +329,21 @@ impl Ring {
 pub fn run(gpu: &Gpu, number: usize) {
     let ring = &gpu.rings[number];
     loop {
-        match ring.next(gpu) {
+        match ring.next(gpu, number) {
             Work::Reset(reset, resets) => {
+                let bus = |who| Bus {
+                    gpu,
+                    dma: gpu.port.dma(),
+                    who,
+                };
+                let who = Who::Ring {
+                    ring: number,
+                    entry: 0,
+                };
+                bus(who).forget();
                 if reset == Reset::Ring {
-                    let bus = Bus {
-                        gpu,
-                        dma: gpu.port.dma(),
-                        who: Who::Status,
-                    };
                     // This can only fail because of a reset of the device, which comes next.
-                    let _ = status::reset(bus, number, resets);
+                    let _ = status::reset(bus(Who::Status), number, resets);
                 }
                 ring.finish_reset(reset);
             }
@@ -371,9 +394,10 @@ fn perform(bus: Bus<'_>, ring: &Ring, culprit: &mut Culprit, at: u64) -> Result<
     bus.read(Place::Bus(at), &mut bytes)?;
     let entry = Entry::parse(culprit.ring, &bytes);
     culprit.context = entry.context;
-    ring.stumble()?;
+    ring.stumble(bus)?;
     match entry.operation {
         Some(Operation::Fence { value, interrupt }) => {
+            bus.flush();
             let early = match interrupt {
                 true => ring.lock().injected.early_interrupt.take(),
                 false => None,
@@ -409,8 +433,9 @@ fn end(bus: Bus<'_>, ring: &Ring, culprit: Culprit, result: Result<bool, Stop>) 
                 }
                 state.stopped = true;
             }
+            bus.flush();
             if bus.gpu.status.fault(bus, culprit, fault).is_ok() {
-                ring.interrupt(bus.gpu);
+                ring.interrupt(bus);
             }
         }
         Ok(interrupt) => {
@@ -423,7 +448,7 @@ fn end(bus: Bus<'_>, ring: &Ring, culprit: Culprit, result: Result<bool, Stop>) 
                 state.done = done;
             }
             if status::done(bus, culprit.ring, done).is_ok() && interrupt {
-                ring.interrupt(bus.gpu);
+                ring.interrupt(bus);
             }
         }
     }

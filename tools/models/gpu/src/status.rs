@@ -38,18 +38,27 @@ fn of_ring(ring: usize, field: u64) -> u64 {
 /// Writes to the page, if there is one. If the page is not mapped for DMA, the access is reported
 /// and the write is dropped.
 fn put(bus: Bus<'_>, offset: u64, data: &[u8]) -> Result<(), Stop> {
+    put_by(bus, offset, |place| bus.write(place, data))
+}
+
+fn put_by(
+    bus: Bus<'_>,
+    offset: u64,
+    write: impl FnOnce(Place) -> Result<(), Stop>,
+) -> Result<(), Stop> {
     match bus.gpu.status_page() {
         0 => Ok(()),
-        page => match bus.write(Place::Bus(page.wrapping_add(offset)), data) {
+        page => match write(Place::Bus(page.wrapping_add(offset))) {
             Err(Stop::Reset) => Err(Stop::Reset),
             _ => Ok(()),
         },
     }
 }
 
-/// Writes the value of a fence.
+/// Writes the value of a fence, at once.
 pub fn fence(bus: Bus<'_>, ring: usize, value: u64) -> Result<(), Stop> {
-    put(bus, of_ring(ring, status::FENCE), &value.to_le_bytes())
+    let write = |place| bus.put(place, &value.to_le_bytes());
+    put_by(bus, of_ring(ring, status::FENCE), write)
 }
 
 /// Writes the number of entries that are done.

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::ptr;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
@@ -241,6 +242,11 @@ impl Dma<'_> {
         self.port.epoch() != self.epoch || !self.port.is_connected()
     }
 
+    /// The time in which it has access.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
     /// Accesses the memory at an address, if the process has it: calls a function with the memory,
     /// the offset in it, and the number of bytes from there, at most as many as given.
     ///
@@ -296,6 +302,26 @@ impl Dma<'_> {
             }
         }
         Ok(true)
+    }
+
+    /// The memory that has all of a range, as a number that no other memory has, and never 0; none
+    /// if there are several, or if the client has to be asked.
+    pub fn target(&self, address: u64, bytes: u64, access: u32) -> Result<Option<usize>, Refused> {
+        let (mut target, mut done) = (None, 0);
+        while done < bytes {
+            let at = address.wrapping_add(done);
+            let found = self.direct(at, bytes - done, access, |memory, _, bytes| {
+                (ptr::from_ref(memory).addr(), bytes as u64)
+            })?;
+            match found {
+                Some((memory, bytes)) if target.is_none_or(|target| target == memory) => {
+                    target = Some(memory);
+                    done += bytes;
+                }
+                _ => return Ok(None),
+            }
+        }
+        Ok(target)
     }
 
     /// Reads from the bus.

@@ -2,20 +2,36 @@
 
 //! Chaos: each lie is told, and what registers.rst promises holds nevertheless.
 
+use std::sync::Arc;
+
 use client::eventually;
 use gpu::registers::error;
 use gpu::registers::lie;
 use gpu::registers::SEED;
+use vfio_user::memory::Memory;
 use vfio_user::memory::PAGE;
+use vfio_user::switch::Switch;
 
 use crate::machine::Entry;
 use crate::machine::Machine;
+use crate::machine::Slot;
+use crate::machine::BASE;
 use crate::machine::CONTEXTS;
+use crate::machine::DATA;
 use crate::machine::IN_VRAM;
+use crate::machine::LEAF;
+use crate::machine::SEMAPHORE;
+use crate::machine::VALID;
 
 const RING: usize = 1;
-/// A virtual address.
+/// Virtual addresses: of a page of VRAM, of one of another device, of one of memory, and of 1 GiB that
+/// takes long to read.
 const LOCAL: u64 = 0x40_0000_0000;
+const PEER: u64 = LOCAL + PAGE;
+const SYSTEM: u64 = LOCAL + 2 * PAGE;
+const LONG: u64 = 0x10_0000_0000;
+/// Bus addresses of apertures.
+const BARS: [u64; 2] = [0x60_0000_0000, 0x70_0000_0000];
 
 fn seeded(seed: u64) -> Machine {
     Machine::with(|options| options.chaos = seed)
@@ -137,5 +153,199 @@ fn a_driver_that_invalidates_all_changes_breaks_no_rule() {
         }
         assert!(machine.is_quiet(), "{:?}", machine.slot.log.lines());
         assert!(machine.lies(lie::TABLE) > 0);
+    }
+}
+
+/// A machine with three targets of writes, of which one is another machine, and what the processors
+/// see there.
+struct Targets {
+    machine: Machine,
+    other: Machine,
+    apertures: [Memory; 2],
+}
+
+impl Targets {
+    fn new(seed: u64) -> Self {
+        let switch: Arc<Switch> = Arc::default();
+        let [mut machine, mut other] = BARS.map(|bar| {
+            let slot = Slot::new(&switch, |options| options.chaos = seed);
+            let mut machine = Machine::plug(slot);
+            machine.client.set_bar(2, bar);
+            machine.show(0, Some(0));
+            machine
+        });
+        machine.map(LOCAL, 0, IN_VRAM, 1);
+        machine.map(PEER, BARS[1], 0, 1);
+        machine.map(SYSTEM, BASE + DATA, 0, 1);
+        for slot in 0..512 {
+            machine.set_entry(1, LONG + (slot << 21), 1, (BASE + DATA) | VALID | LEAF);
+        }
+        let apertures = [machine.aperture(), other.aperture()];
+        Self {
+            machine,
+            other,
+            apertures,
+        }
+    }
+
+    fn values(&self) -> [u64; 3] {
+        let [local, peer] = &self.apertures;
+        [local.load(0), peer.load(0), self.machine.load(DATA)]
+    }
+
+    /// Adds ones to the targets, or does less if it is reset, and then something that goes on for
+    /// long. Returns when a condition is true.
+    fn write(&mut self, then: &[Entry], what: &str, is: impl Fn(&Machine) -> bool) {
+        let mut entries = vec![
+            Entry::fill(LOCAL, 8, 1),
+            Entry::fill(PEER, 8, 1),
+            Entry::fill(SYSTEM, 8, 1),
+        ];
+        entries.extend(then);
+        entries.push(Entry::checksum(LONG, LOCAL + 64, 1 << 30));
+        self.machine.submit(RING, &entries);
+        eventually(what, || is(&self.machine));
+    }
+
+    fn end(mut self) {
+        self.machine.reset(1 << RING);
+        assert!(self.machine.is_quiet() && self.other.is_quiet());
+    }
+}
+
+const ONES: u64 = 1 << 32 | 1;
+
+#[test]
+fn a_write_may_overtake_one_to_another_target() {
+    let (mut late, mut overtaken) = (0, 0);
+    for seed in 1..=10 {
+        let mut targets = Targets::new(seed);
+        targets.write(&[], "the entries", |machine| machine.done(RING) >= 3);
+        let values = targets.values();
+        // What was written to memory is in front of the number of entries.
+        assert_eq!(values[2], ONES);
+        late += u32::from(values != [ONES; 3]);
+        overtaken += targets.machine.lies(lie::OVERTAKEN);
+        targets.end();
+    }
+    assert!(late > 0 && overtaken > 0);
+}
+
+#[test]
+fn fences_releases_and_invalidates_wait_for_writes() {
+    for seed in 1..=10 {
+        let mut targets = Targets::new(seed);
+        let fence = Entry::new(1).wide(8, 9);
+        targets.write(&[fence], "a fence", |machine| {
+            machine.fence_value(RING) == 9
+        });
+        assert_eq!(targets.values(), [ONES; 3]);
+        targets.end();
+
+        let mut targets = Targets::new(seed);
+        let release = Entry::release(BASE + SEMAPHORE, 9);
+        targets.write(&[release], "a release", |machine| {
+            machine.load(SEMAPHORE) == 9
+        });
+        assert_eq!(targets.values(), [ONES; 3]);
+        targets.end();
+
+        let mut targets = Targets::new(seed);
+        targets.write(&[], "the entries", |machine| machine.done(RING) >= 3);
+        targets.machine.invalidate(1, PEER, PAGE);
+        assert_eq!(targets.values(), [ONES; 3]);
+        targets.end();
+    }
+}
+
+#[test]
+fn a_ring_that_waits_has_written_all() {
+    for seed in 1..=10 {
+        for wait in [None, Some(Entry::acquire(BASE + SEMAPHORE, 1))] {
+            let mut targets = Targets::new(seed);
+            let entries = [LOCAL, PEER, SYSTEM].map(|at| Entry::fill(at, 8, 1));
+            let entries: Vec<Entry> = entries.into_iter().chain(wait).collect();
+            targets.machine.submit(RING, &entries);
+            eventually("the writes", || targets.values() == [ONES; 3]);
+            targets.end();
+        }
+    }
+}
+
+#[test]
+fn a_read_comes_behind_writes_to_the_same_target() {
+    for seed in 1..=10 {
+        let mut targets = Targets::new(seed);
+        for turn in 0..20 {
+            targets.machine.run(
+                RING,
+                &[
+                    Entry::fill(LOCAL, 8, turn),
+                    Entry::copy(LOCAL, PEER, 8),
+                    Entry::atomic_add(PEER, 1),
+                    Entry::copy(PEER, SYSTEM, 8),
+                    Entry::fill(LOCAL, 8, 0),
+                    Entry::copy(SYSTEM, LOCAL, 8),
+                    Entry::checksum(LOCAL, SYSTEM, 8),
+                ],
+            );
+            let (turn, both) = (u64::from(turn), u64::from(turn) << 32 | u64::from(turn));
+            assert_eq!(targets.values(), [both + 1, both + 1, 2 * turn + 1]);
+        }
+        targets.end();
+    }
+}
+
+#[test]
+fn a_reset_of_a_ring_may_lose_what_is_behind_the_last_fence() {
+    let (mut lost, mut told) = (0, 0);
+    for seed in 1..=10 {
+        let mut targets = Targets::new(seed);
+        let more = (1..6)
+            .flat_map(|word| [LOCAL, PEER].map(|target| Entry::fill(target + 8 * word, 8, 1)));
+        let more: Vec<Entry> = more.collect();
+        targets.write(&more, "the entries", |machine| machine.done(RING) >= 13);
+        targets.machine.reset(1 << RING);
+        targets.machine.begin_again();
+        let values = |targets: &Targets| {
+            let words = |target: &Memory| (0..6).map(|word| target.load(8 * word)).collect();
+            targets.apertures.each_ref().map(words)
+        };
+        let all: [Vec<u64>; 2] = values(&targets);
+        for words in &all {
+            // What came first is there if what came later is.
+            let there = words.iter().take_while(|&&word| word == ONES).count();
+            assert!(words[there..].iter().all(|&word| word == 0));
+            lost += words.len() - there;
+        }
+        told += targets.machine.lies(lie::LOST) as usize;
+        targets.machine.run(RING, &[Entry::nop(); 30]);
+        assert!(values(&targets) == all);
+        // What is behind the next fence did not begin.
+        let entries = [
+            Entry::checksum(LONG, LOCAL + 64, 1 << 30),
+            Entry::fence(99),
+            Entry::fill(LOCAL, 8, 2),
+        ];
+        targets.machine.submit(RING, &entries);
+        targets.machine.reset(1 << RING);
+        assert!(values(&targets) == all);
+        targets.end();
+    }
+    assert!(lost > 0 && told >= lost);
+}
+
+#[test]
+fn nothing_arrives_after_a_reset_of_the_device() {
+    for seed in 1..=10 {
+        let mut targets = Targets::new(seed);
+        targets.write(&[], "the entries", |machine| machine.done(RING) >= 3);
+        targets.machine.reset(1 << 31);
+        let values = targets.values();
+        targets.machine.start();
+        targets.machine.run(RING, &[Entry::nop(); 30]);
+        assert_eq!(targets.values()[..2], values[..2]);
+        assert_eq!(targets.values()[2], 0);
+        targets.end();
     }
 }
