@@ -62,6 +62,8 @@ struct Own {
     random: u64,
     /// In their order.
     posted: Vec<Write>,
+    /// How many interrupts are still to be raised.
+    late: u32,
 }
 
 impl Own {
@@ -183,6 +185,32 @@ impl<'a> Bus<'a> {
                 write.arrive(self.gpu);
             }
         }
+    }
+
+    /// How often to raise an interrupt now.
+    pub fn interrupts(&self) -> u32 {
+        match self.chaos() {
+            None => 1,
+            Some((chaos, mut own)) => match own.draw() % 8 {
+                0 => {
+                    chaos.tell(lie::LATE);
+                    own.late += 1;
+                    0
+                }
+                1 => {
+                    chaos.tell(lie::TWICE);
+                    2
+                }
+                _ => 1,
+            },
+        }
+    }
+
+    /// How many interrupts that are late to raise at last, after how many milliseconds.
+    pub fn late(&self) -> (u32, u64) {
+        self.chaos().map_or((0, 0), |(_, mut own)| {
+            (mem::take(&mut own.late), own.draw() % 4)
+        })
     }
 
     /// Ends what the ring has on its way: of each target some earlier writes arrive.

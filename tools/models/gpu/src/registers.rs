@@ -71,8 +71,14 @@ pub mod lie {
     pub const OVERTAKEN: usize = 3;
     /// A write was lost in a reset of its ring or of the device.
     pub const LOST: usize = 4;
+    /// An interrupt was raised later than what it is about.
+    pub const LATE: usize = 5;
+    /// An interrupt was raised twice.
+    pub const TWICE: usize = 6;
+    /// An interrupt was raised for nothing.
+    pub const SPURIOUS: usize = 7;
     /// How many kinds there are.
-    pub const COUNT: usize = 5;
+    pub const COUNT: usize = 8;
 }
 
 /// Why a ring stopped.

@@ -24,6 +24,7 @@ use crate::entry::Operation;
 use crate::pages::Place;
 use crate::registers::error;
 use crate::registers::inject;
+use crate::registers::lie;
 use crate::registers::APERTURE_CONTEXT;
 use crate::space::Space;
 use crate::status;
@@ -247,7 +248,7 @@ impl Ring {
                 };
                 drop(state);
                 let dma = gpu.port.dma();
-                Bus { gpu, dma, who }.flush();
+                self.settle(Bus { gpu, dma, who });
                 state = self.lock();
                 state.busy = false;
                 continue;
@@ -278,7 +279,22 @@ impl Ring {
     fn interrupt(&self, bus: Bus<'_>) {
         bus.flush();
         if !std::mem::take(&mut self.lock().injected.lose_interrupt) {
-            bus.gpu.port.interrupt();
+            for _ in 0..bus.interrupts() {
+                bus.gpu.port.interrupt();
+            }
+        }
+    }
+
+    /// Lets all that is on its way arrive, before the ring waits.
+    fn settle(&self, bus: Bus<'_>) {
+        bus.flush();
+        let (late, wait) = bus.late();
+        if late > 0 {
+            // A reset only ends the wait.
+            let _ = self.sleep(Duration::from_millis(wait));
+            for _ in 0..late {
+                bus.gpu.port.interrupt();
+            }
         }
     }
 
@@ -293,7 +309,7 @@ impl Ring {
             (hang, fault, wait)
         };
         if wait > 0 || hang {
-            bus.flush();
+            self.settle(bus);
         }
         if wait > 0 {
             self.sleep(Duration::from_millis(wait.into()))?;
@@ -318,7 +334,7 @@ impl Ring {
             if found >= value {
                 return Ok(());
             }
-            bus.flush();
+            self.settle(bus);
             looks += 1;
             self.sleep(if looks < 20 { SOON } else { LATER })?;
         }
@@ -394,6 +410,12 @@ fn perform(bus: Bus<'_>, ring: &Ring, culprit: &mut Culprit, at: u64) -> Result<
     bus.read(Place::Bus(at), &mut bytes)?;
     let entry = Entry::parse(culprit.ring, &bytes);
     culprit.context = entry.context;
+    if bus.lies(lie::SPURIOUS, 16) {
+        bus.gpu.port.interrupt();
+    }
+    if bus.draws(8) {
+        ring.settle(bus);
+    }
     ring.stumble(bus)?;
     match entry.operation {
         Some(Operation::Fence { value, interrupt }) => {

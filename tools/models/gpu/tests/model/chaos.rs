@@ -349,3 +349,30 @@ fn nothing_arrives_after_a_reset_of_the_device() {
         targets.end();
     }
 }
+
+#[test]
+fn interrupts_are_late_and_come_twice_and_for_nothing_but_do_come() {
+    const LIES: [usize; 3] = [lie::LATE, lie::TWICE, lie::SPURIOUS];
+    let mut told = [0; 3];
+    for seed in 1..=10 {
+        let mut machine = seeded(seed);
+        let (mut fences, mut seen) = (0, 0);
+        for turn in 1..20 {
+            let entries: Vec<Entry> = (1..=turn).map(|i| Entry::fence(fences + i)).collect();
+            fences += turn;
+            machine.submit(RING, &entries);
+            // Each comes at last, behind the value that it is about, and there are no others.
+            eventually("the interrupts", || {
+                seen += machine.client.interrupts() as u64;
+                let value = machine.fence_value(RING);
+                let more = u64::from(machine.lies(lie::TWICE) + machine.lies(lie::SPURIOUS));
+                assert!(seen <= value + more);
+                seen == fences + more
+            });
+        }
+        for (told, lie) in told.iter_mut().zip(LIES) {
+            *told += machine.lies(lie);
+        }
+    }
+    assert!(told.iter().all(|&told| told > 0), "{told:?}");
+}
