@@ -15,11 +15,18 @@ use vfio_user::dma;
 use vfio_user::port::Epoch;
 
 use crate::bus::Bus;
+use crate::bus::Stop;
 use crate::bus::Who;
 use crate::device::Gpu;
+use crate::engine::PIECE;
+use crate::engine::PIECES;
+use crate::entry;
+use crate::entry::Entry;
+use crate::entry::Operation;
 use crate::pages::Place;
 use crate::registers::lie;
 use crate::registers::RING_COUNT;
+use crate::report::Broken;
 
 /// How many writes of a ring are on their way at most.
 const MOST: usize = 32;
@@ -56,6 +63,14 @@ impl Write {
     }
 }
 
+/// An entry, or a part of a list, that was read ahead.
+struct Ahead {
+    /// The number of the entry that needs it.
+    entry: u32,
+    at: u64,
+    bytes: Vec<u8>,
+}
+
 /// The chaos of a ring.
 #[derive(Default)]
 struct Own {
@@ -64,6 +79,7 @@ struct Own {
     posted: Vec<Write>,
     /// How many interrupts are still to be raised.
     late: u32,
+    ahead: Vec<Ahead>,
 }
 
 impl Own {
@@ -213,11 +229,68 @@ impl<'a> Bus<'a> {
         })
     }
 
+    /// Reads an entry or a part of a list, or takes what was read ahead. It may not have changed
+    /// since.
+    pub fn fetch(&self, at: u64, to: &mut [u8]) -> Result<(), Stop> {
+        self.read(Place::Bus(at), to)?;
+        let (Some((_, mut own)), Who::Ring { entry, .. }) = (self.chaos(), self.who) else {
+            return Ok(());
+        };
+        own.ahead
+            .retain(|ahead| ahead.entry.wrapping_sub(entry) <= 1);
+        let is_this =
+            |ahead: &Ahead| (ahead.entry, ahead.at, ahead.bytes.len()) == (entry, at, to.len());
+        let found = own.ahead.iter().position(is_this);
+        let ahead = found.map(|found| own.ahead.swap_remove(found));
+        drop(own);
+        if let Some(ahead) = ahead.filter(|ahead| ahead.bytes != to) {
+            self.report(Broken::Changed { at });
+            to.copy_from_slice(&ahead.bytes);
+        }
+        Ok(())
+    }
+
+    /// May read the next entry of the ring, and the lists that it has.
+    pub fn read_ahead(&self, at: u64) {
+        let Who::Ring { ring, entry } = self.who else {
+            return;
+        };
+        let (number, mut bytes) = (entry.wrapping_add(1), [0; entry::BYTES]);
+        if !self.lies(lie::AHEAD, 2) || !self.keep_ahead(number, at, &mut bytes) {
+            return;
+        }
+        let lists = match Entry::parse(ring, &bytes).operation {
+            Some(Operation::CopyList {
+                source,
+                destination,
+                ..
+            }) => vec![source, destination],
+            Some(Operation::FillList { destination, .. }) => vec![destination],
+            _ => vec![],
+        };
+        for list in lists {
+            let mut pieces = vec![0; list.pieces.min(PIECES) as usize * PIECE];
+            self.keep_ahead(number, list.address, &mut pieces);
+        }
+    }
+
+    /// Reads something ahead, unless the device may not.
+    fn keep_ahead(&self, entry: u32, at: u64, to: &mut [u8]) -> bool {
+        let is_there = self.target(Place::Bus(at), to.len(), dma::READ).is_some()
+            && self.read(Place::Bus(at), to).is_ok();
+        if let Some((_, mut own)) = self.chaos().filter(|_| is_there) {
+            let bytes = to.to_vec();
+            own.ahead.push(Ahead { entry, at, bytes });
+        }
+        is_there
+    }
+
     /// Ends what the ring has on its way: of each target some earlier writes arrive.
     pub fn forget(&self) {
         let Some((chaos, mut own)) = self.chaos() else {
             return;
         };
+        own.ahead.clear();
         let mut lost = Vec::new();
         for write in mem::take(&mut own.posted) {
             if lost.contains(&write.target) || own.once_in(2) {

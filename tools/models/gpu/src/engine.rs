@@ -17,8 +17,8 @@ const CHUNK: usize = 64 << 10;
 /// The bit of a piece's address that says VRAM.
 const IN_VRAM: u64 = 1 << 63;
 /// Bytes of a piece in a list, and how many are read at once.
-const PIECE: usize = 16;
-const PIECES: u32 = 256;
+pub const PIECE: usize = 16;
+pub const PIECES: u32 = 256;
 
 /// Does an entry that neither waits nor signals. A function says whether the ring is to stop.
 pub fn execute(
@@ -215,7 +215,7 @@ impl<'a> Pieces<'a> {
             return Err(Fault::OPERATION);
         }
         let mut buffer = vec![0; pieces as usize * PIECE];
-        self.bus.read(Place::Bus(self.rest.address), &mut buffer)?;
+        self.bus.fetch(self.rest.address, &mut buffer)?;
         self.rest.pieces -= pieces;
         self.rest.address = self.rest.address.wrapping_add(buffer.len() as u64);
         let word = |bytes: &[u8]| {

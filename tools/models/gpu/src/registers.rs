@@ -77,8 +77,10 @@ pub mod lie {
     pub const TWICE: usize = 6;
     /// An interrupt was raised for nothing.
     pub const SPURIOUS: usize = 7;
+    /// An entry was read, with the lists that it has, before the one in front of it was done.
+    pub const AHEAD: usize = 8;
     /// How many kinds there are.
-    pub const COUNT: usize = 8;
+    pub const COUNT: usize = 9;
 }
 
 /// Why a ring stopped.

@@ -15,6 +15,8 @@ pub enum Broken {
     Stale { context: u32, address: u64 },
     /// A valid entry of a table, or a root, has bits that have to be zero.
     Reserved { at: u64, entry: u64 },
+    /// An entry of a ring, or a list, is another one than when it was read ahead.
+    Changed { at: u64 },
     /// A page of the aperture that is not mapped was written to.
     Damaged { page: u64 },
     /// The tables of the aperture have an entry that is not allowed.
@@ -34,6 +36,10 @@ impl fmt::Display for Broken {
             Self::Reserved { at, entry } => write!(
                 f,
                 "the entry or root {entry:#x} at {at:#x} has reserved bits"
+            ),
+            Self::Changed { at } => write!(
+                f,
+                "the entry or list at {at:#x} changed behind its doorbell"
             ),
             Self::Damaged { page } => write!(
                 f,

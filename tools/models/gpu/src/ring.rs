@@ -102,6 +102,8 @@ enum Work<'a> {
     Entry {
         number: u32,
         at: u64,
+        /// The place of the next one, if there is one already.
+        next: Option<u64>,
         dma: Dma<'a>,
     },
     /// There are more entries than fit in.
@@ -234,11 +236,16 @@ impl Ring {
                 if left > state.entries {
                     return Work::Overrun { number, dma };
                 }
-                let slot = number & (state.entries - 1);
-                let at = state
-                    .base
-                    .wrapping_add(u64::from(slot) * entry::BYTES as u64);
-                return Work::Entry { number, at, dma };
+                let place = |number: u32| {
+                    let slot = u64::from(number & (state.entries - 1));
+                    state.base.wrapping_add(slot * entry::BYTES as u64)
+                };
+                return Work::Entry {
+                    number,
+                    at: place(number),
+                    next: (left > 1).then(|| place(number.wrapping_add(1))),
+                    dma,
+                };
             }
             if state.busy && gpu.chaos.is_some() {
                 // Nothing is on its way while a ring does nothing.
@@ -382,6 +389,7 @@ pub fn run(gpu: &Gpu, number: usize) {
             Work::Entry {
                 number: entry,
                 at,
+                next,
                 dma,
             } => {
                 let bus = Bus {
@@ -397,17 +405,23 @@ pub fn run(gpu: &Gpu, number: usize) {
                     entry,
                     context: 0,
                 };
-                let result = perform(bus, ring, &mut culprit, at);
+                let result = perform(bus, ring, &mut culprit, at, next);
                 end(bus, ring, culprit, result);
             }
         }
     }
 }
 
-/// Does an entry. Returns whether it raises the interrupt.
-fn perform(bus: Bus<'_>, ring: &Ring, culprit: &mut Culprit, at: u64) -> Result<bool, Stop> {
+/// Does an entry, and may read the next one before. Returns whether it raises the interrupt.
+fn perform(
+    bus: Bus<'_>,
+    ring: &Ring,
+    culprit: &mut Culprit,
+    at: u64,
+    next: Option<u64>,
+) -> Result<bool, Stop> {
     let mut bytes = [0; entry::BYTES];
-    bus.read(Place::Bus(at), &mut bytes)?;
+    bus.fetch(at, &mut bytes)?;
     let entry = Entry::parse(culprit.ring, &bytes);
     culprit.context = entry.context;
     if bus.lies(lie::SPURIOUS, 16) {
@@ -415,6 +429,9 @@ fn perform(bus: Bus<'_>, ring: &Ring, culprit: &mut Culprit, at: u64) -> Result<
     }
     if bus.draws(8) {
         ring.settle(bus);
+    }
+    if let Some(next) = next {
+        bus.read_ahead(next);
     }
     ring.stumble(bus)?;
     match entry.operation {

@@ -3,6 +3,8 @@
 //! Chaos: each lie is told, and what registers.rst promises holds nevertheless.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use client::eventually;
 use gpu::registers::error;
@@ -20,6 +22,8 @@ use crate::machine::CONTEXTS;
 use crate::machine::DATA;
 use crate::machine::IN_VRAM;
 use crate::machine::LEAF;
+use crate::machine::LISTS;
+use crate::machine::RINGS;
 use crate::machine::SEMAPHORE;
 use crate::machine::VALID;
 
@@ -375,4 +379,30 @@ fn interrupts_are_late_and_come_twice_and_for_nothing_but_do_come() {
         }
     }
     assert!(told.iter().all(|&told| told > 0), "{told:?}");
+}
+
+#[test]
+fn entries_and_lists_are_read_ahead() {
+    // What is changed behind the doorbell: nothing, the entry, or a list.
+    for at in [None, Some(RINGS[0] + 64 + 40), Some(LISTS + 0x800)] {
+        some(|machine| {
+            let fill = machine.fill_list(&[(BASE + DATA, 8)], 8, 1);
+            let wait = Entry::acquire(BASE + SEMAPHORE, 1);
+            machine.submit(0, &[wait, fill, Entry::fence(9)]);
+            thread::sleep(Duration::from_millis(5));
+            if let Some(at) = at {
+                machine.client.memory.store(at, machine.load(at) + 64);
+            }
+            machine.client.memory.store(SEMAPHORE, 1);
+            eventually("the fence", || machine.fence_value(0) == 9);
+            let reports = machine.reports();
+            if at.is_none() {
+                assert!(reports == 0 && machine.load(DATA) == ONES);
+                return machine.lies(lie::AHEAD);
+            }
+            // If it was read ahead, it is what it was.
+            assert_eq!(reports == 1, machine.load(DATA) == ONES);
+            reports
+        });
+    }
 }
