@@ -516,7 +516,8 @@ enum drm_mgpu_exec_code {
 	DRM_MGPU_EXEC_CHECKSUM = 2,
 	/**
 	 * @DRM_MGPU_EXEC_ATOMIC_ADD: adds @value to the 64 bits at @dst,
-	 * atomically.
+	 * atomically if these are in VRAM of this device. Elsewhere it is a
+	 * read and a write, between which others may access them.
 	 */
 	DRM_MGPU_EXEC_ATOMIC_ADD = 3,
 };
