@@ -304,12 +304,13 @@ fn not_cleared() -> Outcome {
     let sum_into = |word: u64| [Op::checksum(HUGE, SIZE, RESULTS + 8 * word)];
     bench.results.write(0, u64::MAX);
     bench.results.write(1, u64::MAX);
-    gpu.inject(Error::NoInvalidate, 2)?;
     gpu.inject(Error::Hang, 0)?;
     let object = bench.vm.create(SIZE, uapi::CREATE_VRAM)?;
     bench.vm.bind(&object, HUGE)?;
     // The entries are written while the clearing hangs.
     let queued = bench.vm.exec(&sum_into(0))?;
+    // Those of the window, through which the CPU would clear the object.
+    gpu.inject(Error::NoInvalidate, 2)?;
     check_eq!(ends(&[queued])?, [-libc::EIO], "a job that has waited");
     check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 1, "objects that are lost");
     gpu.pci.reset()?;

@@ -5,7 +5,8 @@
 //!
 //! A map only records the mapping, and allocates page tables. [`AddressSpace::with_valid`] writes
 //! the entries before the next job of the address space, which has to validate all objects anyway:
-//! a new mapping is handled like one whose object was evicted.
+//! a new mapping is handled like one whose object was evicted. It invalidates them, because the
+//! device may have kept that nothing was mapped there.
 //!
 //! An unmap clears entries and invalidates them before the object can move. The device may use a
 //! translation until then, so the jobs of the address space have to be done before: the ioctl waits

@@ -6,7 +6,10 @@
 //! A round does that for the objects that were evicted, with all reservations held. If some of them
 //! have to be waited for, it leaves them, and the ioctl waits without locks and begins a new round.
 
-use core::mem;
+use core::{
+    mem,
+    ops::Range, //
+};
 
 use kernel::{
     dma_buf::fence::Fence,
@@ -90,6 +93,8 @@ pub(crate) struct Round<'a> {
     foreign: KVVec<ARef<Fence>>,
     /// Objects whose entries were not written.
     left: KVVec<ARef<GpuVmBo<Kind>>>,
+    /// The addresses whose entries were written, and those between them.
+    written: Option<Range<u64>>,
 }
 
 impl Round<'_> {
@@ -184,6 +189,7 @@ impl AddressSpace {
             has_private: false,
             foreign: KVVec::new(),
             left: KVVec::new(),
+            written: None,
         };
 
         self.arriving.lock().retain(|object| {
@@ -196,7 +202,12 @@ impl AddressSpace {
             }
             matters && !is_lost
         });
-        match locked.validate(|vm_bo, object| self.bring(dev, vm_bo, object, &mut round)) {
+        let ret = locked.validate(|vm_bo, object| self.bring(dev, vm_bo, object, &mut round));
+        // The device may have kept that there was nothing.
+        if let Some(written) = &round.written {
+            let _ = self.table.invalidate(written);
+        }
+        match ret {
             Ok(valid) if round.left.is_empty() => {
                 if self.table.is_broken() {
                     return Err(EIO);
@@ -289,16 +300,18 @@ impl AddressSpace {
         if round.leaves(&self.resv, dev, object, &mut ctx)? {
             return Ok(round.left.push(vm_bo.into(), GFP_KERNEL)?);
         }
-        self.show(dev, vm_bo, object, &mut ctx)
+        self.show(dev, vm_bo, object, &mut ctx, &mut round.written)
     }
 
-    /// Writes the page table entries of the mappings of an object.
+    /// Writes the page table entries of the mappings of an object, and adds their addresses to
+    /// `written`.
     fn show(
         &self,
         dev: &Device<Registered>,
         vm_bo: &GpuVmBo<Kind>,
         object: &mut Held<'_, Bo>,
         ctx: &mut OpCtx,
+        written: &mut Option<Range<u64>>,
     ) -> Result {
         if let Some(content) = object.arrival() {
             let mut arriving = self.arriving.lock();
@@ -313,6 +326,10 @@ impl AddressSpace {
         let mut ret = Ok(());
         vm_bo.for_each_range(|range| {
             if ret.is_ok() {
+                let written = written.get_or_insert_with(|| range.va.clone());
+
+                written.start = written.start.min(range.va.start);
+                written.end = written.end.max(range.va.end);
                 ret = self.table.write(&range, &placed);
             }
         });
