@@ -25,6 +25,8 @@ LOG = "model.log"
 REMOVED = "removed"
 # The message of the program once it listens. Later it reports which device is removed by surprise.
 READY = b"ready\n"
+# The begin of its messages before that: the seeds of devices that do not keep to the usual order.
+CHAOS = b"chaos "
 # The message of QEMU about a device that is gone.
 OF_REMOVED = re.compile(r"qemu\S*: (failed to read header: EOF"
                         r"|Unable to write to socket: Broken pipe|vfio.*)")
@@ -61,24 +63,26 @@ def device(name, bus, **more):
                                    "socket": {"type": "unix", "path": f"{SOCKETS}/{name}.sock"}}))
 
 
-def arguments(topology, sizes):
-    """The command line of the program for the devices of a machine."""
+def arguments(topology, sizes, seed):
+    """The command line of the program for the devices of a machine. Each has a seed of its own, or
+    none if that is 0: then they do all at once and in order."""
     strict = ",strict" if topology.is_told else ""
     argv = [f"{PROGRAMS}/{PROGRAM}"]
-    for name in topology.models:
+    for number, name in enumerate(topology.models):
         own = f"socket={SOCKETS}/{name}.sock,name={name}{strict}"
-        argv += ("--edu", own) if name == PEER else ("--gpu", f"{own},{sizes}")
+        chaos = f",chaos={seed + number}" if seed else ""
+        argv += ("--edu", own) if name == PEER else ("--gpu", f"{own},{sizes}{chaos}")
     return argv
 
 
 class Models:
     """The modelled devices of one boot, if it has any."""
 
-    def __init__(self, kernel, boot):
+    def __init__(self, kernel, boot, seed):
         self.topology = boot.machine
         self.folder = kernel.share / "results" / boot.name
         self.sockets = self.folder / FOLDER
-        self.argv = arguments(self.topology, boot.sizes)
+        self.argv = arguments(self.topology, boot.sizes, 0 if boot.exact else seed)
         self.box = kernel.box.with_binds({SOCKETS: self.sockets},
                                          readonly={PROGRAMS: kernel.folder / "models"}) \
             if self.topology.models else None
@@ -115,7 +119,10 @@ class Models:
         """Start the program and wait until it listens."""
         with commands.started(self.box.argv(self.argv), stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE, stderr=log) as process:
-            if process.stdout.readline() != READY:
+            line = process.stdout.readline()
+            while line.startswith(CHAOS):
+                line = process.stdout.readline()
+            if line != READY:
                 raise LabError("the modelled devices do not start", f"see {self.folder / LOG}")
             yield process
 

@@ -203,7 +203,7 @@ class Machine:
               *watch.arguments(f"/build/share/{folder}"))
         # A guest that outlives the lab nevertheless has the limit as well.
         limit = ["timeout", "--signal=KILL", str(boot.timeout + GRACE)]
-        devices = models.Models(self.kernel, boot)
+        devices = models.Models(self.kernel, boot, seed())
         argv = devices.inside(self.box).argv([*limit, *self.argv(boot, io)])
         guard = watch.Watch(self.kernel.share / folder, boot.timeout, boot.silence)
         with open(self.kernel.share / folder / f"{prefix}qemu.log", "wb") as log:
@@ -266,7 +266,7 @@ class Machine:
     def interactive(self, boot):
         """Boot with the serial console on this terminal."""
         self.results(boot)
-        devices = models.Models(self.kernel, boot)
+        devices = models.Models(self.kernel, boot, seed())
         with contextlib.ExitStack() as stack:
             devices.leave(stack)
             commands.become(devices.inside(self.box).argv(

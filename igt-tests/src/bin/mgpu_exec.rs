@@ -2,7 +2,7 @@
 
 //! Jobs of the compute engine of the modelled GPU: their order, and the outcome of jobs that fail.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vvram_tests::compute::{
     ballast, sum, Bench, Exec, Op, HUGE, JOBS_MAX, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS,
@@ -12,7 +12,7 @@ use vvram_tests::drm::EITHER;
 use vvram_tests::fence::{SyncObj, Timeline};
 use vvram_tests::fixture::patterns;
 use vvram_tests::map::PAGE64;
-use vvram_tests::mgpu::{take_all, Error, Impatient, Mgpu, COMPUTE, COPY, PARAM_RESETS};
+use vvram_tests::mgpu::{holds, take_all, Error, Impatient, Mgpu, COMPUTE, COPY, PARAM_RESETS};
 use vvram_tests::misc;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::queue::beside_jobs;
@@ -560,9 +560,75 @@ fn bad_input() -> Outcome {
     gpu.clean()
 }
 
+/// The device does what its interface permits and what no test asks for: it keeps what it has read
+/// of page tables, writes late, and raises interrupts late, twice or for nothing. Jobs and copies
+/// have the results that they have without that, in this test and in all others.
+fn chaos() -> Outcome {
+    /// The seed, and the first two of the counts, of 32 bits each.
+    const SEED: usize = 0x058 / 8;
+    const COUNTS: usize = 0x080 / 8;
+    /// The count of writes that a reset has lost.
+    const LOST: usize = 4;
+    let gpu = Mgpu::first()?;
+    let registers = gpu.pci.map_bar(0, 0, PAGE64)?;
+    check!(registers.read(SEED) != 0, "the device does all in order");
+    let counts = || -> [u64; 9] {
+        std::array::from_fn(|lie| {
+            let pair = registers.read(COUNTS + lie / 2);
+            pair >> (lie % 2 * 32) & 0xffff_ffff
+        })
+    };
+    let before = counts();
+    let bench = Bench::new(&gpu)?;
+    let (x, y) = patterns();
+    let vram = bench.vm.create(SIZE, VRAM)?;
+    let system = bench.vm.create(SIZE, uapi::CREATE_SYSTEM)?;
+    let other = bench.vm.create(SIZE, VRAM)?;
+    bench.vm.bind(&other, 2 * HUGE)?;
+    let map = vram.map()?;
+    let began = Instant::now();
+    let mut rounds = 0;
+    loop {
+        rounds += 1;
+        let pattern = if rounds % 2 == 0 { x } else { y };
+        map.fill(pattern);
+        bench.vm.bind(&vram, HUGE)?;
+        bench.vm.bind(&system, HUGE + SIZE)?;
+        let sum = sum(pattern, 0, WORDS);
+        check_eq!(bench.sum(HUGE, SIZE)?, sum, "round {rounds}");
+        bench.vm.done(&[
+            Op::copy(HUGE, HUGE + SIZE, SIZE),
+            Op::fill(2 * HUGE, SIZE, rounds),
+        ])?;
+        holds(&system, pattern, "what was copied")?;
+        bench.vm.unbind(HUGE, 2 * SIZE)?;
+        for _ in 0..2 {
+            let fault = bench.vm.run(&[Op::checksum(HUGE, SIZE, RESULTS)])?;
+            check_eq!(
+                fault,
+                -libc::EIO,
+                "round {rounds}: what is unmapped is read"
+            );
+        }
+        let now = counts();
+        let missing: Vec<_> = (0..before.len())
+            .filter(|lie| *lie != LOST && now[*lie] == before[*lie])
+            .collect();
+        if missing.is_empty() {
+            break;
+        }
+        check!(
+            began.elapsed() < LIMIT,
+            "after {rounds} rounds there were none of {missing:?}"
+        );
+    }
+    gpu.clean()
+}
+
 igt_main! {
     "order", "operations and jobs, behind fences", order;
     "implicit", "both engines on one object", implicit;
+    "chaos", "a device that keeps to nothing but its interface", chaos;
     "unmapped", "what jobs use is unmapped behind them", unmapped;
     "unmap-waits", "an unmap that waits for a job holds up no other call", unmap_waits;
     "unmap-streams", "an unmap while jobs are queued all the time", unmap_streams;

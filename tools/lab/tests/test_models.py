@@ -56,7 +56,7 @@ class Running(unittest.TestCase):
         """The devices of a boot, by a program of the test's own."""
         box = Box(PROGRAM.format(first=first, then=then))
         kernel = mock.Mock(share=self.share, folder=self.share, box=box)
-        return models.Models(kernel, self.boot)
+        return models.Models(kernel, self.boot, 7)
 
     def log(self):
         """The log of the devices."""
@@ -72,6 +72,11 @@ class Running(unittest.TestCase):
     def test_one_that_does_not_start_fails_the_boot(self):
         with self.assertRaises(LabError), self.devices(first="usage").running():
             self.fail("it runs")
+
+    def test_seeds_come_before_it_listens(self):
+        with self.devices(first="chaos gpu-a 7\\nready").running():
+            pass
+        self.assertEqual(self.log(), "")
 
     def test_one_that_dies_is_told(self):
         with self.devices(then="sys.exit(3)").running():
@@ -105,7 +110,7 @@ class Running(unittest.TestCase):
     def test_exact_boots_have_none(self):
         kernel = mock.Mock(share=self.share, folder=self.share, box=Box())
         boot = dataclasses.replace(plan.test(["x"], topologies.find("switch")), exact=True)
-        devices = models.Models(kernel, boot)
+        devices = models.Models(kernel, boot, 7)
         box = Box()
         self.assertIs(devices.inside(box), box)
         with devices.running():
@@ -122,7 +127,7 @@ class CommandLines(unittest.TestCase):
 
     def test_each_device_of_the_program_is_one_of_qemu(self):
         for topology in self.MACHINES:
-            said = models.arguments(topology, models.SIZES)
+            said = models.arguments(topology, models.SIZES, 0)
             sockets = [dict(part.split("=") for part in word.split(",") if "=" in part)["socket"]
                        for word in said if word.startswith("socket=")]
             devices = [json.loads(word) for word in topology.machine if word.startswith("{")]
@@ -132,7 +137,7 @@ class CommandLines(unittest.TestCase):
 
     def test_a_device_that_an_iommu_tells_all_is_strict(self):
         for topology in self.MACHINES:
-            strict = {",strict" in word for word in models.arguments(topology, models.SIZES)
+            strict = {",strict" in word for word in models.arguments(topology, models.SIZES, 0)
                       if word.startswith("socket=")}
             self.assertEqual(strict, {any("intel-iommu" in word for word in topology.machine)})
 
@@ -154,10 +159,23 @@ class CommandLines(unittest.TestCase):
 
     def test_the_kind_of_each_device_is_told(self):
         peer, *gpus = topologies.modelled(GPU).models
-        said = models.arguments(topologies.modelled(GPU), "vram=1G")
+        said = models.arguments(topologies.modelled(GPU), "vram=1G", 0)
         self.assertEqual(said[1:3], ["--edu", f"socket=/build/sockets/{peer}.sock,name={peer}"])
         self.assertEqual(said[3::2], ["--gpu"] * len(gpus))
         self.assertTrue(all(word.endswith(",vram=1G") for word in said[4::2]))
+
+    def test_each_gpu_has_a_seed_of_its_own(self):
+        topology = topologies.modelled(GPU)
+        seeds = [word.rpartition(",chaos=")[2]
+                 for word in models.arguments(topology, "vram=1G", 7)[4::2]]
+        self.assertEqual(seeds, ["8", "9"])
+
+    def test_exact_boots_are_in_order(self):
+        kernel = mock.Mock(share=Path("/share"), folder=Path("/folder"), box=Box())
+        boot = plan.test(["x"], GPU)
+        chaos = [",chaos=" in " ".join(models.Models(kernel, one, 7).argv)
+                 for one in (boot, dataclasses.replace(boot, exact=True))]
+        self.assertEqual(chaos, [True, False])
 
     def test_qemus_edu_can_be_had(self):
         for chosen, original in ({}, False), ({"EDU": "qemu"}, True):
@@ -175,10 +193,10 @@ class CommandLines(unittest.TestCase):
 
     def test_sizes_can_be_chosen(self):
         boot = plan.test(["x"], GPU)
-        self.assertIn(models.SIZES, " ".join(models.arguments(GPU, boot.sizes)))
+        self.assertIn(models.SIZES, " ".join(models.arguments(GPU, boot.sizes, 0)))
         with mock.patch.dict(os.environ, GPU="vram=64G,aperture=256M"):
             boot = plan.test(["x"], GPU)
-        self.assertEqual(models.arguments(GPU, boot.sizes)[2],
+        self.assertEqual(models.arguments(GPU, boot.sizes, 0)[2],
                          "socket=/build/sockets/gpu-a.sock,name=gpu-a,vram=64G,aperture=256M")
 
     def test_their_memory_can_be_mapped_by_others(self):
