@@ -504,9 +504,8 @@ impl Core {
     /// Puts a job, which was admitted, into its queue.
     pub(super) fn push(self: &Arc<Self>, lane: &Arc<Lane>, node: KBox<Node>) {
         let mut state = self.state.lock();
-        let is_closed = lane.waiting.access_mut(&mut state).closed
-            || state.broken.is_some()
-            || (state.closed && !lane.is_kernel());
+        let is_closed =
+            !lane.is_kernel() && (state.closed || lane.waiting.access_mut(&mut state).closed);
 
         node.deps.queued();
         if is_closed {
@@ -634,14 +633,13 @@ impl Core {
         state.all = all;
     }
 
-    /// Cancels all jobs that have not begun, because the ring does not work any more.
+    /// Cancels all jobs that have not begun, because the ring does not work any more. Those of the
+    /// kernel are cancelled in their turn, when their dependencies have signalled: the memory that
+    /// such a job was to fill has users that wait for its fence alone.
     pub(super) fn give_up(self: &Arc<Self>, state: &mut State, error: Error) {
         state.closed = true;
         state.broken = Some(error);
         state.cancel_clients();
-        if let Some(kernel) = self.kernel() {
-            state.cancel_all(kernel);
-        }
     }
 
     /// Removes the workqueue, so that nothing uses it any more.
@@ -688,10 +686,6 @@ impl Core {
         let Some(lane) = lane else {
             return Next::Nothing;
         };
-        // The others were cancelled when the ring broke.
-        if state.broken.is_some() {
-            state.cancel_all(&lane);
-        }
         // A queue whose jobs were cancelled meanwhile loses its turn.
         if !state.is_ready(&lane) {
             return Next::Skip(lane);
@@ -699,8 +693,9 @@ impl Core {
         let node = lane.waiting.access_mut(&mut state).jobs.pop();
         // Its next turn is after those of all other queues.
         state.make_ready(&lane);
-        match node {
-            Some(node) => {
+        match (node, state.broken) {
+            (Some(node), Some(error)) => Next::Cancelled(node, error),
+            (Some(node), _) => {
                 state.in_a_row = if lane.is_kernel() {
                     state.in_a_row + 1
                 } else {
@@ -708,7 +703,7 @@ impl Core {
                 };
                 Next::Run(node, free, lane)
             }
-            None => Next::Skip(lane),
+            (None, _) => Next::Skip(lane),
         }
     }
 

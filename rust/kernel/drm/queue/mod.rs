@@ -6,8 +6,8 @@
 //!   the other. It belongs to the data that exists while the driver is bound, and runs jobs by
 //!   [`RingOps`].
 //! - A [`Queue`] belongs to one client of a ring. It may outlive the ring. The kernel has a queue
-//!   of its own for each ring, [`Ring::kernel`], whose jobs go first, and others
-//!   for its *late* jobs, which wait for clients ([`Queue::late`]).
+//!   of its own for each ring, [`Ring::kernel`], whose jobs go first, and others for its *late*
+//!   jobs, which wait for clients ([`Queue::late`]).
 //! - A [`Job`] collects its dependencies, and is submitted by value. Its [`Fence`] signals when it
 //!   is done.
 //!
@@ -70,7 +70,8 @@
 //! ([`Done::expire`]), the driver is asked about the oldest one ([`RingOps::timed_out`]) and may
 //! have the ring reset ([`RingOps::reset`]). The fence of that job signals the error, the driver is
 //! notified ([`RingOps::ended`]), and then the jobs behind it in the hardware are run again. If the
-//! reset fails the ring is broken: all jobs end with the error of the reset.
+//! reset fails the ring is broken: all jobs end with the error of the reset, those of the kernel
+//! behind what they depend on.
 //!
 //! From [`Ring::close`] on, the timeout is two seconds if [`Config::timeout`] is longer, so that
 //! the unbind of a driver does not wait as long as a client may.

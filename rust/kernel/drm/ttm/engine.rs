@@ -43,8 +43,8 @@
 //! content as well.
 //!
 //! A driver that violates the order holds up its own device, and may lose the content of its own
-//! VRAM. No memory of the kernel is at risk, because a fence does not signal before the one before
-//! it.
+//! VRAM. No memory of the kernel is at risk, because the fence of a move does not signal before the
+//! one before it, nor before those that the move depends on.
 //!
 //! [`CpuEngine`](super::CpuEngine) is for devices that cannot copy themselves.
 //!
@@ -189,9 +189,10 @@ pub trait Engine {
     /// Starts a job, or queues it.
     ///
     /// Called in the order in which the jobs have to be done, which the engine keeps, but late ones
-    /// may be overtaken ([`Plan::entry`]). In a [`SignallingSection`]: it must not allocate memory in a way that waits, nor take a
-    /// reservation, nor a lock under which other code does either. An engine that cannot start the
-    /// job finishes it with an error.
+    /// may be overtaken ([`Plan::entry`]). In a [`SignallingSection`]: it must not allocate memory in
+    /// a way that waits, nor take a reservation, nor a lock under which other code does either. An
+    /// engine that cannot start the job finishes it with an error, when the fences of [`Job::after`]
+    /// have signalled.
     ///
     /// The job must not begin before the fences of [`Job::after`] have signalled, and must be
     /// finished before the registration data is dropped. A driver that finishes a job without
@@ -358,6 +359,8 @@ struct Task {
     fence: DriverFence<Ops>,
     _runtime_guard: Option<RuntimeGuard>,
     after: KVec<ARef<AnyFence>>,
+    /// A job of the kernel: users of its memory wait for it alone, not for what it depends on.
+    is_of_kernel: bool,
     from: Option<Arc<Loss>>,
     to: Option<Arc<Loss>>,
     again: Option<Again>,
@@ -372,6 +375,14 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
+        if self.is_of_kernel {
+            // Drivers have waited for them.
+            for fence in self.after.iter().filter(|fence| !fence.is_signaled()) {
+                // The wait is not interruptible, so it does not fail.
+                let _ = fence.wait(false);
+            }
+        }
+
         let is_void = self.is_void();
         let work = self.fence.data();
         let mut result = self.fence.result();
@@ -613,12 +624,13 @@ impl Moves {
             is_late,
             client: client.map(|(copies, permit)| (&copies.queue, permit)),
         };
+        let is_of_kernel = plan.client.is_none();
         let ready = engine.prepare(&request.work, plan)?;
         let cpu = engine.cpu();
         let view = cpu.and_then(|cpu| cpu.of(&request.work));
         let mut ready = Some(ready);
 
-        line.submit(request, cpu.is_some(), view, &mut |job| {
+        line.submit(request, is_of_kernel, cpu.is_some(), view, &mut |job| {
             if let Some(ready) = ready.take() {
                 engine.run(job, ready);
             }
@@ -631,6 +643,7 @@ impl Line {
     fn submit(
         &self,
         request: Request,
+        is_of_kernel: bool,
         has_cpu: bool,
         view: Option<Arc<View>>,
         run: &mut dyn FnMut(Job),
@@ -660,6 +673,7 @@ impl Line {
                 fence,
                 _runtime_guard: request.runtime_guard,
                 after: request.after,
+                is_of_kernel,
                 from: request.from,
                 to: request.to,
                 again,

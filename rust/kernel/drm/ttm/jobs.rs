@@ -93,6 +93,9 @@ impl<T: TtmObject> Device<T> {
     /// do, such as jobs of clients on other rings, has fences of the group too, so that moves
     /// depend on it instead of waiting for it. Moves wait for work on objects that page tables
     /// show, see [`Mappings::zap`](crate::drm::gem::Mappings::zap).
+    ///
+    /// A driver must not add a fence of the group with the usage [`Usage::Kernel`], which is that of
+    /// moves: a later move takes its place.
     #[inline]
     pub fn fence_group(&self) -> FenceGroup {
         self.jobs.moves.group()
