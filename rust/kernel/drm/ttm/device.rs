@@ -668,8 +668,11 @@ impl<T: TtmObject> PinnedDrop for Device<T> {
 }
 
 /// Where an object goes that leaves VRAM: if there is no room where devices can access it, to memory
-/// without a limit, in place of a wait for another device.
-static EVICT_VRAM: [Place; 2] = [Place::TT.evicting(Victims::Own), Place::SYSTEM.fallback()];
+/// without a limit, in place of a wait for users of others.
+static EVICT_VRAM: [Place; 2] = [
+    Place::TT.evicting(Victims::Unused),
+    Place::SYSTEM.fallback(),
+];
 static EVICT_TT: [Place; 1] = [Place::SYSTEM];
 
 /// # Safety

@@ -23,15 +23,15 @@ impl Domain {
 
     /// As [`Self::places`], if `vram` is the part of VRAM that will do.
     pub(crate) const fn places_in(self, vram: Place) -> [Place; 3] {
-        let last = match self {
-            Self::Vram => vram,
-            Self::System => return [Place::TT; 3],
-            Self::Either => Place::TT.fallback(),
+        let (first, last) = match self {
+            Self::Vram => (vram, vram),
+            Self::System => (Place::TT, Place::TT),
+            Self::Either => (vram, Place::TT.fallback()),
         };
 
         [
-            vram.evicting(Victims::Unused),
-            vram.evicting(Victims::Own),
+            first.evicting(Victims::Unused),
+            first.evicting(Victims::Own),
             last,
         ]
     }

@@ -55,12 +55,6 @@ use crate::{
     gem::Bo, //
 };
 
-/// Where objects are brought that may be in VRAM.
-const VRAM: [Place; 2] = [
-    Place::VRAM.evicting(Victims::Unused),
-    Place::VRAM.evicting(Victims::Own),
-];
-
 /// An object whose content is on its way.
 pub(super) struct Arriving {
     vm_bo: ARef<GpuVmBo<Kind>>,
@@ -285,7 +279,7 @@ impl AddressSpace {
             let stays = object.mem_type() == Some(MemType::Tt) && object.would_wait();
 
             if domain == Domain::Either && !is_in_vram(object) && !round.full && !stays {
-                match object.validate(&VRAM, &mut ctx) {
+                match object.validate(&[Place::VRAM.evicting(Victims::Own)], &mut ctx) {
                     Err(e) if e == ENOSPC => round.full = true,
                     ret => ret?,
                 }

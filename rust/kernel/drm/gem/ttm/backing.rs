@@ -30,8 +30,7 @@ use crate::{
             Device,
             OpCtx,
             Place,
-            TtmObject,
-            Victims, //
+            TtmObject, //
         },
         vram::{
             Domain,
@@ -147,11 +146,11 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
         } else {
             Place::VRAM.below(object.visible())
         };
-        let unused = vram.evicting(Victims::Unused);
+        let [unused, own, last] = domain.places_in(vram);
+        // Importers wait for other devices rather than to get system memory.
         let places: &[Place] = match domain {
-            Domain::Either => &[unused, vram, Place::TT.fallback()],
-            Domain::Vram => &[unused, vram],
-            Domain::System => &[Place::TT],
+            Domain::Either => &[unused, own, vram, last],
+            _ => &[unused, own, last],
         };
 
         if patient {

@@ -21,7 +21,10 @@ use crate::{
         exporter,
         fence::Fence, //
     },
-    dma_resv::Usage,
+    dma_resv::{
+        DmaResv,
+        Usage, //
+    },
     drm::{
         devres::while_registered,
         gem::peer::trace,
@@ -554,7 +557,11 @@ pub(crate) unsafe fn can_leave<T: TtmObject>(
 ) -> bool {
     // SAFETY: As promised by the caller.
     let Some(obj) = (unsafe { Object::<T>::from_bo(bo) }) else {
-        return true;
+        // A ghost is not moved, but waited for.
+        // SAFETY: The reservation of a valid object is valid.
+        let resv = unsafe { DmaResv::from_raw((*bo).base.resv) };
+
+        return victims != Victims::Unused || resv.test_signaled(Usage::Bookkeep);
     };
     // SAFETY: The reservation is held.
     let mut object = unsafe { Held::assume(obj) };
