@@ -38,7 +38,7 @@ pub struct Chaos {
     pub seed: u64,
     /// How often there was each lie.
     counts: [AtomicU32; lie::COUNT],
-    rings: [Mutex<Own>; RING_COUNT],
+    rings: [Mutex<RingChaos>; RING_COUNT],
 }
 
 /// A write of a ring that is on its way.
@@ -73,7 +73,7 @@ struct Ahead {
 
 /// The chaos of a ring.
 #[derive(Default)]
-struct Own {
+struct RingChaos {
     random: u64,
     /// In their order.
     posted: Vec<Write>,
@@ -82,7 +82,7 @@ struct Own {
     ahead: Vec<Ahead>,
 }
 
-impl Own {
+impl RingChaos {
     /// The next number, by splitmix64.
     fn draw(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -100,9 +100,9 @@ impl Own {
 impl Chaos {
     /// The chaos that follows from a seed; 0 is none.
     pub fn new(seed: u64) -> Option<Self> {
-        let ring = |number| Own {
+        let ring = |number| RingChaos {
             random: seed.wrapping_add((number as u64) << 32),
-            ..Own::default()
+            ..RingChaos::default()
         };
         (seed != 0).then(|| Self {
             seed,
@@ -122,7 +122,7 @@ impl Chaos {
         self.counts[lie].fetch_add(1, Ordering::SeqCst);
     }
 
-    fn ring(&self, number: usize) -> MutexGuard<'_, Own> {
+    fn ring(&self, number: usize) -> MutexGuard<'_, RingChaos> {
         let ring = self.rings[number].lock();
         ring.unwrap_or_else(PoisonError::into_inner)
     }
@@ -130,15 +130,15 @@ impl Chaos {
 
 impl<'a> Bus<'a> {
     /// The chaos of the device and that of the ring, if a ring has this access to the bus.
-    fn chaos(&self) -> Option<(&'a Chaos, MutexGuard<'a, Own>)> {
+    fn chaos(&self) -> Option<(&'a Chaos, MutexGuard<'a, RingChaos>)> {
         match (self.gpu.chaos.as_ref(), self.who) {
             (Some(chaos), Who::Ring { ring, .. }) => Some((chaos, chaos.ring(ring))),
             _ => None,
         }
     }
 
-    /// The target of an access: VRAM, or the memory on the bus that has all of a range. None if it is
-    /// not to wait.
+    /// The target of an access: VRAM, or the memory on the bus that has all of a range. None if the
+    /// write must be done at once.
     fn target(&self, place: Place, bytes: usize, access: u32) -> Option<usize> {
         let bytes = bytes as u64;
         match place {
@@ -195,9 +195,9 @@ impl<'a> Bus<'a> {
     fn arrive(&self, which: impl Fn(&Write) -> bool) {
         if let Some((_, mut own)) = self.chaos() {
             let posted = mem::take(&mut own.posted).into_iter();
-            let (arriving, left) = posted.partition(which);
+            let (arriving, left): (Vec<_>, Vec<_>) = posted.partition(which);
             own.posted = left;
-            for write in Vec::into_iter(arriving) {
+            for write in arriving {
                 write.arrive(self.gpu);
             }
         }
@@ -256,7 +256,7 @@ impl<'a> Bus<'a> {
             return;
         };
         let (number, mut bytes) = (entry.wrapping_add(1), [0; entry::BYTES]);
-        if !self.lies(lie::AHEAD, 2) || !self.keep_ahead(number, at, &mut bytes) {
+        if !self.draws(2) || !self.keep_ahead(number, at, &mut bytes) {
             return;
         }
         let lists = match Entry::parse(ring, &bytes).operation {
@@ -272,6 +272,9 @@ impl<'a> Bus<'a> {
             let mut pieces = vec![0; list.pieces.min(PIECES) as usize * PIECE];
             self.keep_ahead(number, list.address, &mut pieces);
         }
+        if let Some(chaos) = &self.gpu.chaos {
+            chaos.tell(lie::AHEAD);
+        }
     }
 
     /// Reads something ahead, unless the device may not.
@@ -285,12 +288,14 @@ impl<'a> Bus<'a> {
         is_there
     }
 
-    /// Ends what the ring has on its way: of each target some earlier writes arrive.
+    /// Ends what the ring has on its way: of each target some earlier writes arrive, and no
+    /// interrupt does.
     pub fn forget(&self) {
         let Some((chaos, mut own)) = self.chaos() else {
             return;
         };
         own.ahead.clear();
+        own.late = 0;
         let mut lost = Vec::new();
         for write in mem::take(&mut own.posted) {
             if lost.contains(&write.target) || own.once_in(2) {

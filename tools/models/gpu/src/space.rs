@@ -107,8 +107,12 @@ impl Space<'_> {
         }
     }
 
-    /// Reports a step that is kept and used although its entry is another one by now.
+    /// Reports a valid step that is kept and used although its entry is another one by now. One
+    /// that maps nothing only faults.
     fn compare(&self, address: u64, kept: Step) {
+        if kept.is_nothing() {
+            return;
+        }
         let gpu = self.bus.gpu;
         let peek = |at| self.bus.dma.peek(at).ok_or(());
         let root = match gpu.context_table() {
@@ -118,8 +122,8 @@ impl Space<'_> {
         let is_same = root.and_then(|root| {
             let root = Step::root(root);
             let mut is_there = root == kept;
-            let last = pages::walk(root, address, peek, |step, _| is_there |= step == kept)?;
-            Ok(is_there || kept.is_nothing() && last.is_nothing())
+            pages::walk(root, address, peek, |step, _| is_there |= step == kept)?;
+            Ok(is_there)
         });
         // A pending invalidation counts as done. While the device is reset or loses its client,
         // there are no tables to compare with: no translation outlives that. The reset of a ring

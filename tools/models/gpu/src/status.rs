@@ -35,13 +35,19 @@ fn of_ring(ring: usize, field: u64) -> u64 {
     status::RING_STRIDE * ring as u64 + field
 }
 
-/// Writes to the page, if there is one. If the page is not mapped for DMA, the access is reported
-/// and the write is dropped.
-fn put(bus: Bus<'_>, offset: u64, data: &[u8]) -> Result<(), Stop> {
-    put_by(bus, offset, |place| bus.write(place, data))
+/// Writes to the page as the ring writes, which may be late.
+fn write(bus: Bus<'_>, offset: u64, data: &[u8]) -> Result<(), Stop> {
+    write_by(bus, offset, |place| bus.write(place, data))
 }
 
-fn put_by(
+/// Writes to the page at once.
+fn put(bus: Bus<'_>, offset: u64, data: &[u8]) -> Result<(), Stop> {
+    write_by(bus, offset, |place| bus.put(place, data))
+}
+
+/// Writes to the page, if there is one. If the page is not mapped for DMA, the access is reported
+/// and the write is dropped.
+fn write_by(
     bus: Bus<'_>,
     offset: u64,
     write: impl FnOnce(Place) -> Result<(), Stop>,
@@ -57,13 +63,12 @@ fn put_by(
 
 /// Writes the value of a fence, at once.
 pub fn fence(bus: Bus<'_>, ring: usize, value: u64) -> Result<(), Stop> {
-    let write = |place| bus.put(place, &value.to_le_bytes());
-    put_by(bus, of_ring(ring, status::FENCE), write)
+    put(bus, of_ring(ring, status::FENCE), &value.to_le_bytes())
 }
 
 /// Writes the number of entries that are done.
 pub fn done(bus: Bus<'_>, ring: usize, entries: u32) -> Result<(), Stop> {
-    put(bus, of_ring(ring, status::DONE), &entries.to_le_bytes())
+    write(bus, of_ring(ring, status::DONE), &entries.to_le_bytes())
 }
 
 /// Writes the state after a reset of a ring: no entries, no error, and the number of resets.
@@ -78,7 +83,8 @@ pub fn invalidated(bus: Bus<'_>, number: u32) -> Result<(), Stop> {
 }
 
 impl Status {
-    /// Writes a fault record, the number of those, and then the error of the ring.
+    /// Writes a fault record, the number of those, and then the error of the ring: at once, since a
+    /// late number could come behind that of the other ring.
     pub fn fault(&self, bus: Bus<'_>, culprit: Culprit, fault: Fault) -> Result<(), Stop> {
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let number = self.faults.fetch_add(1, Ordering::SeqCst);

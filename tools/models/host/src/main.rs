@@ -3,7 +3,8 @@
 //! Runs modelled devices, each at a socket of its own, until standard input ends.
 //!
 //! On standard output it prints `chaos`, the name and the seed of each device that has one, then
-//! `ready` when it listens, and `removed` and the name of a device that is removed by surprise. Each line on standard error is an error.
+//! `ready` when it listens, and `removed` and the name of a device that is removed by surprise.
+//! Each line on standard error is an error.
 
 mod options;
 

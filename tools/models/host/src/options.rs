@@ -9,7 +9,8 @@ pub const USAGE: &str = "usage: models DEVICE ...
 DEVICE: --edu socket=PATH[,name=NAME][,strict]
         --gpu socket=PATH[,name=NAME][,strict][,vram=SIZE][,aperture=SIZE][,chaos=SEED]
 A SIZE is a power of two of bytes, with K, M or G. The devices are below one switch. A strict one is
-behind an IOMMU that reports its mappings. A SEED is a number; 0 is no chaos. The program ends when its standard input does.";
+behind an IOMMU that reports its mappings. A SEED is a number; 0 is no chaos. The program ends
+when its standard input does.";
 
 /// Bytes of VRAM and of the aperture, unless said otherwise.
 const VRAM: u64 = 256 << 20;
