@@ -268,6 +268,13 @@ impl Impatient {
         Ok(Self(()))
     }
 
+    /// As [`Self::with_invalidations`], for jobs that hang while a test does something.
+    #[track_caller]
+    pub fn less_with_invalidations() -> Result<Self, Stop> {
+        rebind::reload(DRIVER, &["timeout_ms=4000", SOON, "invalidate_reset=0"])?;
+        Ok(Self(()))
+    }
+
     /// As [`Self::new`], with a shorter limit for invalidations, too.
     #[track_caller]
     pub fn with_resets() -> Result<Self, Stop> {

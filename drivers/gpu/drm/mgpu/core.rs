@@ -72,7 +72,7 @@ impl pci::Driver for Core {
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
-    // What an entry of a page table can hold: the device walks tables by cut addresses otherwise.
+    // An entry of a page table holds so many bits of an address.
     const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<{ pagetable::ADDRESS_BITS }>());
 
     // VRAM would lose its content, and nothing saves it.

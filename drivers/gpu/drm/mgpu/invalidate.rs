@@ -3,10 +3,11 @@
 //! Invalidations of translations, after page tables have changed.
 //!
 //! The device caches what it has read of page tables until it is invalidated, also that nothing is
-//! mapped, and reports when an invalidation is done: after that nothing it does uses old entries. If it does not report that, even when asked
-//! once more, it is unknown what the device still reaches: the invalidator is *broken*, and no job
-//! and no window is given to the device until it was reset. A reset of the device is done with the
-//! lock held, and ends all translations; those of the aperture are read anew.
+//! mapped, and reports when an invalidation is done: after that nothing it does uses old entries. If
+//! it does not report that, even when asked once more, it is unknown what the device still reaches:
+//! the invalidator is *broken*, and no job and no window is given to the device until it was reset. A
+//! reset of the device is done with the lock held, and ends all translations; those of the aperture
+//! are read anew.
 //!
 //! # Locking
 //!

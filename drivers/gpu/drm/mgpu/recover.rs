@@ -342,14 +342,14 @@ impl Recovery {
     /// ring.
     fn reset_device(&self, state: &mut State, cause: Option<usize>) -> Result {
         let rings = state.rings;
-        let has_helped = cause
+        let may_help = cause
             .and_then(|ring| self.device_stuck.get(ring))
             .is_none_or(|times| times.fetch_add(1, Relaxed) < DEVICE_LIMIT);
 
         for stuck in &self.stuck {
             stuck.store(0, Relaxed);
         }
-        let ret = if has_helped {
+        let ret = if may_help {
             self.contexts.invalidator().reset(self.aperture.len(), || {
                 self.regs.reset_all()?;
                 self.status.begin_anew()?;
@@ -363,7 +363,9 @@ impl Recovery {
                 Ok(())
             })
         } else {
-            Err(ETIMEDOUT)
+            dev_info!(self.dev, "resets of the device do not help a ring\n");
+            // The other rings may be working.
+            self.regs.reset_all().and(Err(ETIMEDOUT))
         };
         match ret {
             Ok(()) => {
