@@ -34,8 +34,10 @@ use kernel::{
     sync::{
         aref::ARef,
         atomic::{
+            Acquire,
             Atomic,
-            Relaxed, //
+            Relaxed,
+            Release, //
         },
         lock::{
             mutex::MutexBackend,
@@ -176,7 +178,8 @@ impl Edu {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device does not behave as `edu` does.
+    /// - `ENODEV` if the device does not behave as `edu` does.
+    /// - `EBUSY` if an engine still does a transfer of the former driver.
     pub(crate) fn new(pdev: &pci::Device<Core<'_>>) -> Result<Arc<Self>> {
         let bar = pdev.iomap_region_sized::<{ regs::END }>(0, c"edu_peer")?;
 
@@ -210,6 +213,16 @@ impl Edu {
         } else {
             1
         };
+
+        for engine in 0..count {
+            let command = regs::DMA_COMMAND::try_at(engine).ok_or(EINVAL)?;
+
+            // It would go on with a transfer of the former driver.
+            if bar.try_read(command)?.run() {
+                dev_err!(pdev, "engine {} has not stopped\n", engine);
+                return Err(EBUSY);
+            }
+        }
 
         let mut bounces = KVec::with_capacity(count, GFP_KERNEL)?;
         let mut engines = KVec::with_capacity(count, GFP_KERNEL)?;
@@ -318,6 +331,14 @@ impl Edu {
         drop(states);
     }
 
+    /// Fails with `EIO` if the device is no bus master any more.
+    fn check_not_cut_off(&self) -> Result {
+        if self.is_cut_off.load(Acquire) {
+            return Err(EIO);
+        }
+        Ok(())
+    }
+
     /// Whether an engine runs. The answer of the device proves that all its writes of earlier
     /// transfers have arrived.
     fn is_running(&self, engine: usize) -> Result<bool> {
@@ -347,9 +368,7 @@ impl Edu {
         count: usize,
         to_memory: bool,
     ) -> Result {
-        if self.is_cut_off.load(Relaxed) {
-            return Err(EIO);
-        }
+        self.check_not_cut_off()?;
         {
             let bar = self.bar.try_access().ok_or(ENODEV)?;
 
@@ -386,7 +405,8 @@ impl Edu {
             let is_late = begin.elapsed() > TIMEOUT;
 
             if !self.is_running(engine)? {
-                return Ok(());
+                // Another engine may have caused that meanwhile.
+                return self.check_not_cut_off();
             }
             if is_late {
                 break;
@@ -426,7 +446,7 @@ impl Edu {
         };
 
         if let Err(e) = stopped() {
-            self.is_cut_off.store(true, Relaxed);
+            self.is_cut_off.store(true, Release);
             self.master.end();
             dev_err!(
                 self.pdev,
@@ -454,7 +474,7 @@ impl Engine<'_> {
     /// # Errors
     ///
     /// - `EINVAL` if it does not fit there, or is more than [`PIECE`].
-    /// - `ETIMEDOUT` if the device does not finish.
+    /// - `ETIMEDOUT` if the device does not finish, `EIO` if it is no bus master any more.
     /// - `ENODEV` if the driver is not bound any more.
     pub(crate) fn put(&mut self, to: Segment, data: &[u8]) -> Result {
         self.load(data)?;

@@ -31,6 +31,7 @@ const PAGES: usize = 4;
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Later than any test ends, in ms.
 const NEVER: u32 = 3_600_000;
+const DRIVER: &str = "edu_peer";
 /// Bus mastering, a bit of the PCI command register.
 const MASTER: u8 = 1 << 2;
 
@@ -122,14 +123,13 @@ fn timeout() -> Outcome {
     works()
 }
 
-/// A device that does not even stop is cut off from memory, until the driver is bound again.
+/// A device that does not even stop is cut off from memory, and no driver is bound until it has
+/// stopped.
 fn stuck() -> Outcome {
     let pci = PciDevice::edu()?;
-    let is_master = || -> Result<bool, Stop> { Ok(pci.config()?[4] & MASTER != 0) };
+    let edu = Edu::open()?;
     {
-        let edu = Edu::open()?;
         let it = Setup::new()?;
-        check!(is_master()?, "it is no bus master");
         edu.inject(Error::Stuck, 0, 1);
         let mut data = vec![0u8; PAGE];
         for (round, errno) in [libc::ETIMEDOUT, libc::EIO, libc::EIO].iter().enumerate() {
@@ -138,16 +138,32 @@ fn stuck() -> Outcome {
                 data.iter().all(|byte| *byte == 0),
                 "a read that failed returned bytes"
             );
-            check!(!is_master()?, "it is a bus master");
-            edu.forgive();
+            check!(!is_master(&pci)?, "it is a bus master");
         }
-        it.has(it.a, &[0, 1, 2, 3])?;
     }
     let gone = Unbinding::start(&pci)?.finish(LIMIT)?;
-    check!(!is_master()?, "it is a bus master without a driver");
+    expect_errno("a bind", pci.bind(DRIVER), libc::EBUSY)?;
+    check!(!is_master(&pci)?, "it is a bus master without a driver");
+    edu.forgive();
     gone.rebind()?;
-    check!(is_master()?, "it is no bus master after a rebind");
+    drop(edu);
     works()
+}
+
+/// Bus mastering begins and ends with the driver.
+fn unbound() -> Outcome {
+    let pci = PciDevice::edu()?;
+    check!(is_master(&pci)?, "it is no bus master");
+    let gone = Unbinding::start(&pci)?.finish(LIMIT)?;
+    check!(!is_master(&pci)?, "it is a bus master without a driver");
+    gone.rebind()?;
+    check!(is_master(&pci)?, "it is no bus master after a rebind");
+    works()
+}
+
+/// Returns whether a device is a bus master.
+fn is_master(pci: &PciDevice) -> Result<bool, Stop> {
+    Ok(pci.config()?[4] & MASTER != 0)
 }
 
 /// A transfer that takes longer than most is done, and of one that takes too long nothing arrives
@@ -332,6 +348,7 @@ fn parallel() -> Outcome {
 igt_main! {
     "timeout", "a transfer that hangs ends with ETIMEDOUT, and the device goes on", timeout;
     "stuck", "one that cannot be stopped ends bus mastering", stuck;
+    "unbound", "bus mastering ends with the driver", unbound;
     "late", "what comes too late does not come at all", late;
     "dropped-writes", "lost writes are seen in the bytes", dropped_writes;
     "dropped-reads", "lost reads are seen in the bytes", dropped_reads;
