@@ -65,12 +65,13 @@ def device(name, bus, **more):
 
 def arguments(topology, sizes, seed):
     """The command line of the program for the devices of a machine. Each has a seed of its own, or
-    none if that is 0: then they do all at once and in order."""
+    none if that is 0: then they do all at once and in order. So do those behind an IOMMU, where a
+    move takes long enough."""
     strict = ",strict" if topology.is_told else ""
     argv = [f"{PROGRAMS}/{PROGRAM}"]
     for number, name in enumerate(topology.models):
         own = f"socket={SOCKETS}/{name}.sock,name={name}{strict}"
-        chaos = f",chaos={seed + number}" if seed else ""
+        chaos = f",chaos={seed + number}" if seed and not topology.is_told else ""
         argv += ("--edu", own) if name == PEER else ("--gpu", f"{own},{sizes}{chaos}")
     return argv
 

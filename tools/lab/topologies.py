@@ -217,7 +217,7 @@ MODELS = (
              (*AMD, *two_root_ports(), *gpus_below_root_ports()), HOST_BRIDGE, 4, models=GPUS),
     Topology("gpu-intel-iommu", "the same behind intel-iommu",
              (*AMD, *INTEL_IOMMU_TOLD, *two_root_ports(), *gpus_below_root_ports()), HOST_BRIDGE,
-             # Addresses from the top: the highest that the mask of a device permits.
+             # DMA addresses are handed out from the top of what the IOMMU has.
              4, "intel_iommu=on iommu.forcedac=1", has=NEEDS, models=GPUS),
 )
 

@@ -14,12 +14,13 @@ use vvram_tests::fixture::patterns;
 use vvram_tests::map::PAGE64;
 use vvram_tests::mgpu::{holds, take_all, Error, Impatient, Mgpu, COMPUTE, COPY, PARAM_RESETS};
 use vvram_tests::misc;
+use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::queue::beside_jobs;
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::signals::{await_sleep, interrupt, kill, restart};
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop, SysError};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, skip, uapi, Outcome, Stop, SysError};
 
 const VRAM: u32 = uapi::CREATE_VRAM;
 const SIZE: u64 = 16 * PAGE64;
@@ -560,6 +561,15 @@ fn bad_input() -> Outcome {
     gpu.clean()
 }
 
+/// The device gets no address that an entry of a page table cannot hold, of 52 bits.
+fn addresses() -> Outcome {
+    for pci in PciDevice::mgpus() {
+        let name = pci.name();
+        check_eq!(pci.dma_limit("dma_mask_bits")?, 52, "{name}");
+    }
+    Ok(())
+}
+
 /// The device does what its interface permits and what no test asks for: it keeps what it has read
 /// of page tables, writes late, and raises interrupts late, twice or for nothing. Jobs and copies
 /// have the results that they have without that, in this test and in all others.
@@ -571,7 +581,9 @@ fn chaos() -> Outcome {
     const LOST: usize = 4;
     let gpu = Mgpu::first()?;
     let registers = gpu.pci.map_bar(0, 0, PAGE64)?;
-    check!(registers.read(SEED) != 0, "the device does all in order");
+    if registers.read(SEED) == 0 {
+        skip!("the device does all in order");
+    }
     let counts = || -> [u64; 9] {
         std::array::from_fn(|lie| {
             let pair = registers.read(COUNTS + lie / 2);
@@ -628,6 +640,7 @@ fn chaos() -> Outcome {
 igt_main! {
     "order", "operations and jobs, behind fences", order;
     "implicit", "both engines on one object", implicit;
+    "addresses", "the mask of addresses for DMA", addresses;
     "chaos", "a device that keeps to nothing but its interface", chaos;
     "unmapped", "what jobs use is unmapped behind them", unmapped;
     "unmap-waits", "an unmap that waits for a job holds up no other call", unmap_waits;

@@ -517,7 +517,7 @@ enum drm_mgpu_exec_code {
 	/**
 	 * @DRM_MGPU_EXEC_ATOMIC_ADD: adds @value to the 64 bits at @dst,
 	 * atomically if these are in VRAM of this device. Elsewhere it is a
-	 * read and a write, between which others may access them.
+	 * read and a write, and others may write these bits in between.
 	 */
 	DRM_MGPU_EXEC_ATOMIC_ADD = 3,
 };

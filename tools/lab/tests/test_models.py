@@ -169,6 +169,8 @@ class CommandLines(unittest.TestCase):
         seeds = [word.rpartition(",chaos=")[2]
                  for word in models.arguments(topology, "vram=1G", 7)[4::2]]
         self.assertEqual(seeds, ["8", "9"])
+        told = topologies.find("gpu-intel-iommu")
+        self.assertNotIn("chaos", " ".join(models.arguments(told, "vram=1G", 7)))
 
     def test_exact_boots_are_in_order(self):
         kernel = mock.Mock(share=Path("/share"), folder=Path("/folder"), box=Box())
