@@ -17,6 +17,9 @@ use crate::{Need, Outcome, Stop, SysError};
 const DEVICES: &str = "/sys/bus/pci/devices";
 const DRIVERS: &str = "/sys/bus/pci/drivers";
 const WORDS: usize = PAGE / 8;
+/// The command register of the configuration space, and its bit for bus mastering.
+const COMMAND: usize = 4;
+const MASTER: u16 = 1 << 2;
 
 /// A PCI device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -313,10 +316,13 @@ impl PciDevice {
         written.map_err(|error| SysError::io(path.display().to_string(), &error))
     }
 
+    /// Whether it is a bus master.
+    pub fn is_master(&self) -> Result<bool, SysError> {
+        Ok(u16::from(self.config()?[COMMAND]) & MASTER != 0)
+    }
+
     /// Turns bus mastering on or off.
     pub fn set_master(&self, on: bool) -> Result<(), SysError> {
-        const COMMAND: usize = 4;
-        const MASTER: u16 = 1 << 2;
         let config = self.config()?;
         let old = u16::from_le_bytes([config[COMMAND], config[COMMAND + 1]]);
         let new = old & !MASTER | if on { MASTER } else { 0 };

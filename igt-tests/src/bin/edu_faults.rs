@@ -32,8 +32,6 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Later than any test ends, in ms.
 const NEVER: u32 = 3_600_000;
 const DRIVER: &str = "edu_peer";
-/// Bus mastering, a bit of the PCI command register.
-const MASTER: u8 = 1 << 2;
 
 /// A buffer in system memory with a pattern, which a peer is attached to.
 struct Setup {
@@ -138,12 +136,12 @@ fn stuck() -> Outcome {
                 data.iter().all(|byte| *byte == 0),
                 "a read that failed returned bytes"
             );
-            check!(!is_master(&pci)?, "it is a bus master");
+            check!(!pci.is_master()?, "it is a bus master");
         }
     }
     let gone = Unbinding::start(&pci)?.finish(LIMIT)?;
     expect_errno("a bind", pci.bind(DRIVER), libc::EBUSY)?;
-    check!(!is_master(&pci)?, "it is a bus master without a driver");
+    check!(!pci.is_master()?, "it is a bus master without a driver");
     edu.forgive();
     gone.rebind()?;
     drop(edu);
@@ -153,17 +151,12 @@ fn stuck() -> Outcome {
 /// Bus mastering begins and ends with the driver.
 fn unbound() -> Outcome {
     let pci = PciDevice::edu()?;
-    check!(is_master(&pci)?, "it is no bus master");
+    check!(pci.is_master()?, "it is no bus master");
     let gone = Unbinding::start(&pci)?.finish(LIMIT)?;
-    check!(!is_master(&pci)?, "it is a bus master without a driver");
+    check!(!pci.is_master()?, "it is a bus master without a driver");
     gone.rebind()?;
-    check!(is_master(&pci)?, "it is no bus master after a rebind");
+    check!(pci.is_master()?, "it is no bus master after a rebind");
     works()
-}
-
-/// Returns whether a device is a bus master.
-fn is_master(pci: &PciDevice) -> Result<bool, Stop> {
-    Ok(pci.config()?[4] & MASTER != 0)
 }
 
 /// A transfer that takes longer than most is done, and of one that takes too long nothing arrives

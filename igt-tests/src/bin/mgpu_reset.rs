@@ -33,8 +33,6 @@ const LIMIT: Duration = Duration::from_secs(40);
 const JOBS: usize = 8;
 /// What the aperture shows where there is no window.
 const POISON: u64 = 0xa5a5_a5a5_a5a5_a5a5;
-/// Bus mastering, a bit of the PCI command register.
-const MASTER: u8 = 1 << 2;
 
 /// Two objects in VRAM, one with a pattern.
 fn pair<'a>(gpu: &'a Mgpu, pattern: Pattern) -> Result<(Gem<'a>, Gem<'a>), Stop> {
@@ -642,11 +640,7 @@ fn lifeless() -> Outcome {
             resets + 8,
             "resets of the ring"
         );
-        check_eq!(
-            gpu.pci.config()?[4] & MASTER,
-            0,
-            "whether it is a bus master"
-        );
+        check!(!gpu.pci.is_master()?, "it is a bus master");
         let copy = gpu.drm.copy((&from, 0), (&to, 0), SIZE);
         check!(
             copy.is_err_and(|error| [libc::EIO, libc::ENODEV].contains(&error.errno)),
@@ -972,11 +966,7 @@ fn wedged() -> Outcome {
         for end in ends(&queued)? {
             check_eq!(end, -libc::EIO, "a copy of a device that is given up");
         }
-        check_eq!(
-            gpu.pci.config()?[4] & MASTER,
-            0,
-            "whether it is a bus master"
-        );
+        check!(!gpu.pci.is_master()?, "it is a bus master");
         check_eq!(events.wedged(&gpu.pci)?, "rebind", "what helps");
         // Objects that were the destination of a copy from there may have lost their content, too.
         let lost = gpu.drm.getparam(PARAM_LOSSES)? - losses;
@@ -1017,7 +1007,7 @@ fn wedged() -> Outcome {
 fn anew(pci: &PciDevice) -> Outcome {
     Unbinding::start(pci)?.finish(LIMIT)?.rebind()?;
     let gpu = Mgpu::open(pci)?;
-    check!(gpu.pci.config()?[4] & MASTER != 0, "it is no bus master");
+    check!(gpu.pci.is_master()?, "it is no bus master");
     copies(&gpu)?;
     gpu.clean()
 }
@@ -1040,9 +1030,9 @@ fn sleep() -> Outcome {
 /// Bus mastering is off on a device without a driver.
 fn unbound() -> Outcome {
     let pci = Mgpu::first()?.pci;
-    check!(pci.config()?[4] & MASTER != 0, "it is no bus master");
+    check!(pci.is_master()?, "it is no bus master");
     let gone = Unbinding::start(&pci)?.finish(LIMIT)?;
-    check_eq!(pci.config()?[4] & MASTER, 0, "whether it is a bus master");
+    check!(!pci.is_master()?, "it is a bus master");
     gone.rebind()?;
     copies(&Mgpu::open(&pci)?)
 }
