@@ -94,6 +94,14 @@ fn part(va: &Range<u64>, slot: u64) -> Range<usize> {
     page(va.start)..page(va.end)
 }
 
+/// Extends `all` to the addresses `va`, and those between them.
+pub(crate) fn extend(all: &mut Option<Range<u64>>, va: &Range<u64>) {
+    let all = all.get_or_insert_with(|| va.clone());
+
+    all.start = all.start.min(va.start);
+    all.end = all.end.max(va.end);
+}
+
 /// Returns the entry for an address, 0 if the device does not reach it.
 fn leaf(address: Option<Address>) -> u64 {
     let (at, kind) = match address {

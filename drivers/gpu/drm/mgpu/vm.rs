@@ -79,6 +79,7 @@ use crate::{
     contexts::Contexts,
     gem::Bo,
     pagetable::{
+        extend,
         Freed,
         PageTable,
         SPACE, //
@@ -383,16 +384,15 @@ pub(crate) fn evicted(object: &Held<'_, Bo>) {
 pub(crate) fn zap(object: &Held<'_, Bo>) {
     object.for_each_vm::<Kind>(|mapped| {
         let table = mapped.data();
-        let (mut start, mut end) = (u64::MAX, 0);
+        let mut cleared = None;
 
         for range in mapped.ranges() {
             table.clear(&range.va);
-            start = start.min(range.va.start);
-            end = end.max(range.va.end);
+            extend(&mut cleared, &range.va);
         }
-        if start < end {
+        if let Some(cleared) = &cleared {
             // If the device does not complete this, it gets no jobs any more.
-            let _ = table.invalidate(&(start..end));
+            let _ = table.invalidate(cleared);
         }
     });
 }

@@ -52,7 +52,8 @@ use crate::{
         Device,
         Driver, //
     },
-    gem::Bo, //
+    gem::Bo,
+    pagetable::extend, //
 };
 
 /// An object whose content is on its way.
@@ -320,10 +321,7 @@ impl AddressSpace {
         let mut ret = Ok(());
         vm_bo.for_each_range(|range| {
             if ret.is_ok() {
-                let written = written.get_or_insert_with(|| range.va.clone());
-
-                written.start = written.start.min(range.va.start);
-                written.end = written.end.max(range.va.end);
+                extend(written, &range.va);
                 ret = self.table.write(&range, &placed);
             }
         });
