@@ -391,8 +391,7 @@ impl Drop for Task {
             // The source did not have the content of the object, and maybe that of another one.
             result = Err(EIO);
         } else if let (Err(error), Some(again)) = (result, self.again.take()) {
-            // The dependencies are not waited for here.
-            if self.after.iter().all(|fence| fence.is_signaled()) && again.by_cpu(work) {
+            if again.by_cpu(work) {
                 result = Ok(());
                 if let Some(to) = &self.to {
                     to.note_again(error);
