@@ -12,7 +12,7 @@ use crate::qmp::Monitor;
 use crate::{Need, Outcome, Stop};
 
 /// The ports of the first GPU, of the peer, and of the second GPU, below a switch or root ports.
-const FIRST: [&str; 2] = ["d1", "rp1"];
+pub const FIRST: [&str; 2] = ["d1", "rp1"];
 const SECOND: [&str; 2] = ["d2", "rp2"];
 const THIRD: [&str; 2] = ["d3", "rp3"];
 

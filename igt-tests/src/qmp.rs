@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The monitor of QEMU, which plugs and unplugs devices.
+//! The monitor of QEMU, which plugs and unplugs devices, and makes errors.
 
 use std::fs;
 use std::fs::{File, OpenOptions};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::misc;
-use crate::{Stop, SysError};
+use crate::{Outcome, Stop, SysError};
 
 const PORTS: &str = "/sys/class/virtio-ports";
 const LIMIT: Duration = Duration::from_secs(20);
@@ -84,8 +84,8 @@ impl Monitor {
         }
     }
 
-    /// Executes a command; the answer is an error if it has one.
-    fn execute(&mut self, command: &str, arguments: &str) -> Result<Result<(), String>, Stop> {
+    /// Executes a command, and returns the answer, as an error if it is one.
+    fn execute(&mut self, command: &str, arguments: &str) -> Result<Result<String, String>, Stop> {
         self.number = unique();
         let id = format!("\"id\": {}", self.number);
         let text = format!("{{\"execute\": \"{command}\", \"arguments\": {arguments}, {id}}}\n");
@@ -96,8 +96,27 @@ impl Monitor {
                 "QEMU's monitor does not answer {command}"
             ))),
             Some(line) if line.contains("\"error\"") => Ok(Err(line)),
-            Some(_) => Ok(Ok(())),
+            Some(line) => Ok(Ok(line)),
         }
+    }
+
+    /// Makes the first of the given ports that exists detect an error, which has one of QEMU's
+    /// names.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if that cannot be done.
+    #[track_caller]
+    pub fn inject(&mut self, ports: &[&str], error: &str) -> Outcome {
+        let mut said = Vec::new();
+        for port in ports {
+            let text = format!("{{\"command-line\": \"pcie_aer_inject_error {port} {error}\"}}");
+            match self.execute("human-monitor-command", &text)? {
+                Ok(line) if line.contains("\"OK ") => return Ok(()),
+                Ok(line) | Err(line) => said.push(line),
+            }
+        }
+        Err(Stop::fail(format_args!("{error}: {said:?}")))
     }
 
     /// Requests the unplug of a device.
@@ -108,7 +127,7 @@ impl Monitor {
     #[track_caller]
     pub fn unplug(&mut self, id: &str) -> Result<(), Stop> {
         match self.execute("device_del", &format!("{{\"id\": \"{id}\"}}"))? {
-            Ok(()) => Ok(()),
+            Ok(_) => Ok(()),
             Err(line) => Err(Stop::fail(format_args!("device_del {id}: {line}"))),
         }
     }
@@ -141,7 +160,7 @@ impl Monitor {
             "{{\"device\": \"{disk}\", \"bps\": {bytes}, \"bps_rd\": 0, \"bps_wr\": 0, \"iops\": 0, \"iops_rd\": 0, \"iops_wr\": 0}}"
         );
         match self.execute("block_set_io_throttle", &arguments)? {
-            Ok(()) => Ok(()),
+            Ok(_) => Ok(()),
             Err(line) => Err(Stop::fail(format_args!("block_set_io_throttle: {line}"))),
         }
     }
@@ -159,7 +178,7 @@ impl Monitor {
             "{{\"qom-type\": \"memory-backend-memfd\", \"id\": \"{id}\", \"size\": {size}, \"share\": true}}"
         );
         match self.execute("object-add", &arguments)? {
-            Ok(()) => Ok(id),
+            Ok(_) => Ok(id),
             Err(line) => Err(Stop::fail(format_args!("object-add: {line}"))),
         }
     }
@@ -177,7 +196,7 @@ impl Monitor {
                 "{{\"driver\": \"{driver}\", \"id\": \"{id}\", \"bus\": \"{bus}\", {more}}}"
             );
             match self.execute("device_add", &arguments)? {
-                Ok(()) => return Ok(()),
+                Ok(_) => return Ok(()),
                 Err(line) => said.push(line),
             }
         }

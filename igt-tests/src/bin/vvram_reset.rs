@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Reset of the function, by sysfs, with importers of every class.
+//! Reset of the function, by sysfs, with importers of every class, and of its slot.
 
 use std::thread;
 use std::time::Duration;
@@ -11,7 +11,9 @@ use vvram_tests::fixture::{patterns, peer_reads, peer_writes, share, works, Fixt
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::plug::FIRST;
 use vvram_tests::proc::{Child, KernelLog};
+use vvram_tests::qmp::Monitor;
 use vvram_tests::{check, check_ok, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -202,6 +204,25 @@ fn mid_transfer() -> Outcome {
     is_new(&fixture)
 }
 
+/// A fatal error of the link is a reset.
+fn fatal() -> Outcome {
+    let fixture = fixture_with_route()?;
+    let shared = share(&fixture.drm, 2)?;
+    let peer = &fixture.peer;
+    peer.attach_and_map(&shared.buffer, Mode::Dynamic)?;
+    let mut log = KernelLog::open()?;
+    Monitor::open()?.inject(&FIRST, "DLP")?;
+    log.await_line("device recovery successful", LIMIT)?;
+    check!(
+        peer.status()?.invalidations > 0,
+        "the peer was not notified"
+    );
+    expect_errno("map after the error", peer.map(), libc::ENODEV)?;
+    peer.detach()?;
+    drop(shared);
+    is_new(&fixture)
+}
+
 igt_main! {
     "idle", "resets give a new device each time", idle;
     "revocable", "importers that can be revoked are", revocable;
@@ -209,4 +230,5 @@ igt_main! {
     "static", "one that has system memory is not waited for", static_importer;
     "vmapped", "so is the kernel's own mapping", vmapped;
     "mid-transfer", "a reset in the middle of a transfer", mid_transfer;
+    "fatal", "a fatal error of the link", fatal;
 }
