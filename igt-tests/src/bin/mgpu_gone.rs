@@ -11,7 +11,7 @@ use vvram_tests::compute::{
     ballast, sum, Bench, Op, Vm, HUGE, PARAM_PAGE_TABLES, PARAM_VMS_FREE, RESULTS,
 };
 use vvram_tests::drm::{DmaBuf, Gem, EITHER};
-use vvram_tests::failure::is_taken_away;
+use vvram_tests::failure::{is_taken_away, Events};
 use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
@@ -206,8 +206,10 @@ impl<'a> Fixture<'a> {
     }
 
     /// Removes the GPU by surprise. Checks that each of its jobs ends with one of some errors, and
-    /// that those of the other GPU, which read its memory, end. More jobs fail.
+    /// that those of the other GPU, which read its memory, end. More jobs fail. All of its VRAM is
+    /// lost, of which processes, importers and userspace are notified.
     fn vanish(&self, jobs: &[SyncFile], errors: &[i32], reads: &[SyncFile]) -> Outcome {
+        let events = Events::listen()?;
         self.goes.inject(Error::Removed, 0)?;
         for end in ends(jobs)? {
             check!(
@@ -224,8 +226,18 @@ impl<'a> Fixture<'a> {
         }
         match self.write() {
             Ok(copy) => check_eq!(ends(&[copy])?, [-libc::ENODEV], "a copy after that"),
-            Err(error) => check_eq!(error.errno, libc::ENODEV, "error of a copy after that"),
+            Err(error) => check!(
+                [libc::ENODEV, libc::EIO].contains(&error.errno),
+                "a copy after that: {error:?}"
+            ),
         }
+        check_eq!(events.wedged(&self.goes.pci)?, "bus-reset", "what helps");
+        is_taken_away(&self.own.map()?)?;
+        check!(
+            self.peer.status()?.invalidations > 0,
+            "the mappings of the peer stayed"
+        );
+        expect_errno("a map of the peer", self.peer.map(), libc::EIO)?;
         // The timeout may be shorter than these take.
         for read in [self.read(), adds(&self.bench, 0)].into_iter().flatten() {
             ends(&[read])?;
@@ -235,10 +247,9 @@ impl<'a> Fixture<'a> {
 
     /// Unplugs the GPU, and plugs it in again. Its files stay open.
     fn replug(&self) -> Outcome {
-        let before = self.peer.status()?.invalidations;
         replug(&self.goes.pci, Some(DRIVER), LIMIT)?;
         check!(
-            self.peer.status()?.invalidations > before,
+            self.peer.status()?.invalidations > 0,
             "the mappings of the peer stayed"
         );
         Ok(())
@@ -363,7 +374,7 @@ fn removed_in_eviction() -> Outcome {
     surprise(|fixture| {
         let gpu = fixture.goes;
         let (x, _) = patterns();
-        let _ballast = ballast(gpu, COUNT * SIZE)?;
+        let ballast = ballast(gpu, COUNT * SIZE)?;
         let old: Vec<_> = (0..COUNT)
             .map(|_| gpu.drm.create_flags(SIZE, EITHER))
             .collect::<Result<_, _>>()?;
@@ -390,11 +401,9 @@ fn removed_in_eviction() -> Outcome {
             is_taken_away(&object.map()?)?;
         }
         let lost = gpu.drm.getparam(PARAM_LOSSES)? - losses;
-        // The target of the copies may be lost as well.
-        check!(
-            (2 * COUNT..=2 * COUNT + 1).contains(&lost),
-            "{lost} objects are lost"
-        );
+        // So are the other ones in VRAM, and maybe the target of the copies.
+        let all = 2 * COUNT + 2 + ballast.len() as u64;
+        check!((all..=all + 1).contains(&lost), "{lost} objects are lost");
         check_eq!(gpu.done_again()?, again, "moves by the CPU");
         Ok(())
     })

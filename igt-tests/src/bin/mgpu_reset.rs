@@ -22,6 +22,7 @@ use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::system_sleep;
 use vvram_tests::proc::{Child, KernelLog};
+use vvram_tests::qmp::Monitor;
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::syncfile::SyncFile;
@@ -29,6 +30,8 @@ use vvram_tests::{check, check_eq, check_ok, expect_errno, fail, igt_main, uapi,
 
 const SIZE: u64 = 16 * PAGE64;
 const LIMIT: Duration = Duration::from_secs(40);
+/// The port above the first GPU, of a switch or a root port.
+const PORTS: [&str; 2] = ["d3", "rp3"];
 /// How many jobs the hardware has at a time.
 const JOBS: usize = 8;
 /// What the aperture shows where there is no window.
@@ -1003,6 +1006,65 @@ fn wedged() -> Outcome {
     anew(&PciDevice::mgpus()[0])
 }
 
+/// The port above the device detects an error that is not fatal: nothing is lost.
+fn harmless() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let object = gpu.drm.create(SIZE)?;
+    let map = object.map()?;
+    map.fill(x);
+    let peer = mapped_by_peer(&object.export()?, x, &[0, 15])?;
+    let losses = gpu.drm.getparam(PARAM_LOSSES)?;
+    let mut log = KernelLog::open()?;
+    Monitor::open()?.inject(&PORTS, "COMP_TIME")?;
+    log.await_line("device recovery successful", LIMIT)?;
+    check_ok!(map.verify(x), "in the window");
+    peer_reads(&peer, x, &[0, 15])?;
+    check_eq!(peer.status()?.invalidations, 0, "invalidations of the peer");
+    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, losses, "lost objects");
+    copies(&gpu)?;
+    gpu.clean()
+}
+
+/// The port above the device detects a fatal error, and its slot is reset: jobs end, the content of
+/// VRAM is lost, and the event asks userspace to bind the driver again.
+fn fatal() -> Outcome {
+    {
+        let gpu = Mgpu::first()?;
+        let (x, y) = patterns();
+        let (from, to) = pair(&gpu, x)?;
+        let kept = gpu.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+        kept.map()?.fill(y);
+        let peer = mapped_by_peer(&from.export()?, x, &[0, 15])?;
+        let map = from.map()?;
+        check_ok!(map.verify(x), "in the window");
+        let losses = gpu.drm.getparam(PARAM_LOSSES)?;
+        let (events, mut log) = (Events::listen()?, KernelLog::open()?);
+
+        gpu.inject(Error::Slow, 60_000)?;
+        let queued: Vec<_> = (0..20)
+            .map(|_| gpu.drm.copy((&from, 0), (&to, 0), SIZE))
+            .collect::<Result<_, _>>()?;
+        Monitor::open()?.inject(&PORTS, "DLP")?;
+        for end in ends(&queued)? {
+            check_eq!(end, -libc::EIO, "a copy of a device whose link has failed");
+        }
+        check_eq!(events.wedged(&gpu.pci)?, "rebind", "what helps");
+        log.await_line("device recovery successful", LIMIT)?;
+        check!(!gpu.pci.is_master()?, "it is a bus master");
+        let lost = gpu.drm.getparam(PARAM_LOSSES)? - losses;
+        check_eq!(lost, 2, "objects that are lost");
+        is_taken_away(&map)?;
+        check!(
+            peer.status()?.invalidations > 0,
+            "the peer was not notified"
+        );
+        expect_errno("a map of a peer", peer.map(), libc::EIO)?;
+        holds(&kept, y, "in system memory")?;
+    }
+    anew(&PciDevice::mgpus()[0])
+}
+
 /// Binds the driver again, and checks that the device works.
 fn anew(pci: &PciDevice) -> Outcome {
     Unbinding::start(pci)?.finish(LIMIT)?.rebind()?;
@@ -1053,6 +1115,8 @@ igt_main! {
     "unforgotten", "address spaces that it does not forget before a reset", unforgotten;
     "moves", "a reset by others, with moves", moves;
     "wedged", "a device that cannot be reset", wedged;
+    "harmless", "an error that is not fatal", harmless;
+    "fatal", "a fatal error of its link", fatal;
     "sleep", "the system cannot sleep", sleep;
     "unbound", "a device without a driver is no bus master", unbound;
 }

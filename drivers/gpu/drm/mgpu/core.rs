@@ -25,6 +25,7 @@ use crate::{
         Quiet, //
     },
     pagetable,
+    report::Event,
     MODULE, //
 };
 
@@ -123,5 +124,26 @@ impl pci::Driver for Core {
         this: Pin<&Probed<'bound>>,
     ) {
         this.quiet.0.resume();
+    }
+
+    fn error_detected<'bound>(
+        _pdev: &'bound pci::Device<device::Core<'_>>,
+        this: Pin<&Probed<'bound>>,
+        state: pci::ChannelState,
+    ) {
+        let gpu = &this.quiet.0;
+
+        gpu.link_failed();
+        if state == pci::ChannelState::PermFailure {
+            gpu.recovery.reporter.tell(Event::Gone);
+        }
+    }
+
+    // The driver has to be bound again, which does not work before.
+    fn slot_reset<'bound>(
+        _pdev: &'bound pci::Device<device::Core<'_>>,
+        this: Pin<&Probed<'bound>>,
+    ) {
+        this.quiet.0.recovery.reporter.tell(Event::Wedged);
     }
 }

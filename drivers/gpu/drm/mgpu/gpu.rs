@@ -194,6 +194,14 @@ impl Gpu {
         self.interrupt.poll_in(0);
     }
 
+    /// Gives the device up because its link has failed. Processes and importers do not see VRAM any
+    /// more when this returns.
+    pub(crate) fn link_failed(&self) {
+        self.recovery.link_failed();
+        self.interrupt.poll_in(0);
+        self.recovery.reporter.flush();
+    }
+
     /// Prepares for jobs of a DRM driver that is about to be bound.
     ///
     /// # Errors

@@ -14,7 +14,11 @@
 //!    the device writes to no memory, and then all jobs end with `EIO`, also those that are queued
 //!    later. The objects in VRAM are lost. Binding the driver again may help.
 //!
-//! A reset by the PCI core, such as through `reset` in sysfs, is a reset of the device.
+//! A device that does not answer any more is *gone*, which is the same with `ENODEV`.
+//!
+//! A reset by the PCI core, such as through `reset` in sysfs, is a reset of the device. A fatal error
+//! of its link is not: the device cannot be stopped for the reset that follows, and VRAM does not
+//! survive it. So the device is given up as well, and the driver has to be bound again.
 //!
 //! Each reset of the device begins a new *epoch* when it is done. A ring remembers the epoch in
 //! which its entries were written, and compares it with [`Recovery::epoch`]: if they differ, the
@@ -284,7 +288,7 @@ impl Recovery {
                     }
                     return Ok(Reset::Ring);
                 }
-                Err(e) if e == ENODEV => return Err(self.close(ENODEV)),
+                Err(e) if e == ENODEV => return Err(self.gone()),
                 Err(e) => dev_info!(
                     self.dev,
                     "the reset of ring {} is not done: {:?}\n",
@@ -379,7 +383,7 @@ impl Recovery {
                 dev_info!(self.dev, "the device was reset\n");
                 Ok(())
             }
-            Err(e) if e == ENODEV || self.regs.is_gone() => Err(self.close(ENODEV)),
+            Err(e) if e == ENODEV || self.regs.is_gone() => Err(self.gone()),
             Err(e) => Err(self.wedge(e)),
         }
     }
@@ -390,30 +394,29 @@ impl Recovery {
         self.epoch.fetch_add(1, Release);
     }
 
-    /// Ends the access of the device to memory, and then ends all jobs with `error`. Returns
-    /// `error`.
-    fn close(&self, error: Error) -> Error {
+    /// Ends the access of the device to memory, and then ends all jobs with `error`. Returns whether
+    /// that was not done before.
+    fn close(&self, error: Error) -> bool {
         if let Some(master) = self.master.as_ref() {
             master.end();
         }
         self.contexts.invalidator().end();
         // The first error is kept.
-        let _ = self.closed.cmpxchg(0, error.to_errno(), Release);
+        let ret = self.closed.cmpxchg(0, error.to_errno(), Release);
         self.end_epoch();
-        error
+        ret.is_ok()
     }
 
     /// Declares the device wedged, because a reset of it was not completed.
     fn wedge(&self, why: Error) -> Error {
-        let error = self.close(EIO);
-
+        self.close(EIO);
         dev_err!(
             self.dev,
             "the device is wedged, a reset failed: {:?}\n",
             why
         );
         self.reporter.tell(Event::Wedged);
-        error
+        EIO
     }
 
     /// Returns whether the device does not answer any more. Returns false while the PCI core resets
@@ -422,9 +425,26 @@ impl Recovery {
         !self.is_paused() && self.regs.is_gone()
     }
 
-    /// Takes note that the device does not answer any more.
-    pub(crate) fn gone(&self) {
-        self.close(ENODEV);
+    /// Takes note that the device does not answer any more. Returns `ENODEV`.
+    pub(crate) fn gone(&self) -> Error {
+        if self.close(ENODEV) {
+            self.reporter.tell(Event::Gone);
+        }
+        ENODEV
+    }
+
+    /// Gives the device up because its link has failed: if it answers again, then after a reset in
+    /// which VRAM loses its content. The driver does not access the device when this returns.
+    /// Sleeps.
+    pub(crate) fn link_failed(&self) {
+        let _state = self.state.lock();
+
+        // Nor does it check whether the device is gone.
+        self.is_paused.store(true, Release);
+        if self.close(EIO) {
+            dev_err!(self.dev, "the link to the device has failed\n");
+            self.reporter.tell(Event::Lost);
+        }
     }
 
     /// Stops the device for a reset by the PCI core, until [`Self::resume`]. The device does no DMA
@@ -438,7 +458,7 @@ impl Recovery {
             Ok(()) => self.end_epoch(),
             _ if self.closed().is_some() => (),
             Err(e) if e == ENODEV => {
-                self.close(ENODEV);
+                self.gone();
             }
             Err(e) => {
                 self.wedge(e);

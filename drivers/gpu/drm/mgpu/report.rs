@@ -10,7 +10,7 @@
 //!   does;
 //! - after a reset of the device, VRAM that could not be cleared may be allocated again, and so may
 //!   the numbers and the page tables of address spaces that the device may have used until then;
-//! - if the device is wedged, the objects in VRAM lose their content.
+//! - if the device is wedged or gone, the objects in VRAM lose their content.
 //!
 //! A ring is reset for each job that faults, without a timeout in between, so a client can cause
 //! resets as often as it likes: the log, the dump and the event report at most ten of them in five
@@ -76,8 +76,12 @@ pub(crate) enum Event {
     RingReset,
     /// The device was reset.
     Reset,
-    /// The device is wedged.
+    /// VRAM has lost its content. Another event follows.
+    Lost,
+    /// The device is wedged, or its slot was reset.
     Wedged,
+    /// The device does not answer any more.
+    Gone,
 }
 
 /// The state of a job that was given to the ring.
@@ -288,9 +292,15 @@ fn handle(card: &card::Device, event: Event) {
             card.ttm.allocator().end_quarantine();
             WedgeRecovery::Nothing
         }
+        Event::Lost => return card.ttm.lose_vram(EIO),
         Event::Wedged => {
             card.ttm.lose_vram(EIO);
             WedgeRecovery::Rebind
+        }
+        Event::Gone => {
+            card.ttm.lose_vram(ENODEV);
+            // A probe would not find it.
+            WedgeRecovery::BusReset
         }
     };
 
@@ -401,5 +411,10 @@ impl Reporter {
         }
         // If the worker is queued already, it has not taken the event yet.
         let _ = self.queue.enqueue(self.report.clone());
+    }
+
+    /// Waits until the worker has handled all that it was told. Sleeps.
+    pub(crate) fn flush(&self) {
+        self.queue.flush();
     }
 }
