@@ -86,6 +86,13 @@ pub(crate) struct Bound<'a> {
 /// Failures are reported to the DRM device until this is dropped.
 struct Notifier(Arc<Gpu>);
 
+impl Notifier {
+    fn new(gpu: Arc<Gpu>, drm: &Device) -> Self {
+        gpu.recovery.reporter.set_card(Some(drm.into()));
+        Self(gpu)
+    }
+}
+
 impl Drop for Notifier {
     fn drop(&mut self) {
         self.0.recovery.reporter.set_card(None);
@@ -109,7 +116,7 @@ impl RegistrationInit<Driver> for Init {
     fn init<'a>(
         self,
         adev: &'a auxiliary::Device<device::Bound>,
-        _drm: drm::devres::Unregistered<'_, 'a, Driver>,
+        drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Bound<'a>, Error> {
         let pdev: &pci::Device<device::Bound> = adev.parent().try_into()?;
 
@@ -126,7 +133,8 @@ impl RegistrationInit<Driver> for Init {
             _spaces: Spaces(self.0.contexts.clone()),
             gpu: self.0.clone(),
             pdev,
-            _notifier: Notifier(self.0),
+            // Before processes have objects that a failure or a reset concerns.
+            _notifier: Notifier::new(self.0, &drm),
         })
     }
 }
@@ -161,10 +169,7 @@ impl auxiliary::Driver for Driver {
         )?;
 
         ttm::Device::<BoData>::setup(&drm, pdev, BAR, visible)?;
-        let registration = drm::devres::Registration::new(adev, drm, Init(gpu.clone()), 0)?;
-        let card = registration.device().clone();
-        gpu.recovery.reporter.set_card(Some(card));
-        Ok(registration)
+        drm::devres::Registration::new(adev, drm, Init(gpu.clone()), 0)
     }
 }
 

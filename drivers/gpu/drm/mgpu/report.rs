@@ -241,7 +241,7 @@ struct Todo {
     spare: Option<KBox<Snapshot>>,
     /// The most severe event since the worker ran last.
     event: Option<Event>,
-    /// The DRM device, while it is registered.
+    /// The DRM device, from before it is registered until it is unplugged.
     card: Option<ARef<card::Device>>,
 }
 
@@ -346,7 +346,7 @@ impl Reporter {
         })
     }
 
-    /// Sets the DRM device, while it is registered.
+    /// Sets the DRM device, from before it is registered.
     pub(crate) fn set_card(&self, card: Option<ARef<card::Device>>) {
         let old = core::mem::replace(&mut self.report.todo.lock().card, card);
 
