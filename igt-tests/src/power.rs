@@ -362,6 +362,19 @@ pub fn system_sleep() -> Outcome {
     Ok(())
 }
 
+/// Checks that a driver does not let the system sleep.
+///
+/// # Errors
+///
+/// Fails the subtest if the system was suspended, or could not be for another reason.
+#[track_caller]
+pub fn no_system_sleep() -> Outcome {
+    match system_sleep() {
+        Err(stop) if stop.text().contains("EBUSY") => Ok(()),
+        other => fail!("the system to sleep: {other:?}"),
+    }
+}
+
 impl Drop for Auto<'_> {
     fn drop(&mut self) {
         let _ = self.0.set_power("control", "on");

@@ -166,6 +166,9 @@ impl pci::Driver for BarExport {
 
     const HANDLES_RESET: bool = true;
 
+    // What the memory behind a BAR has, and what restores it, is not known.
+    const REFUSES_SLEEP: bool = true;
+
     fn probe<'bound>(
         pdev: &'bound pci::Device<device::Core<'_>>,
         _info: Option<&'bound ()>,

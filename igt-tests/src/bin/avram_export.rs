@@ -14,7 +14,6 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::policy::{Gets, Object, Order, Rules, IMPORTERS};
-use vvram_tests::power::Auto;
 use vvram_tests::rebind;
 use vvram_tests::split::{self, Card, Module, Split};
 use vvram_tests::uapi::{self, AvramGemCreate};
@@ -304,34 +303,6 @@ fn imported() -> Outcome {
     )
 }
 
-/// The PCI device, which the core driver has, is active while a peer may access VRAM, and suspends
-/// after that.
-fn active() -> Outcome {
-    let module = Module::load()?;
-    Expect::get()?.need_route()?;
-    let gpu = PciDevice::vvram()?;
-    let split = Split::new(&module, &gpu)?;
-    let card = Card::open(split.gpu())?;
-    let bar = Bar::open(&gpu)?;
-    let buffer = card.export(card.create(SIZE)?)?;
-    let auto = Auto::new(&gpu)?;
-    for (round, mode) in (0..).zip(MODES) {
-        auto.sleeps("no peer is attached")?;
-        let peer = Peer::open()?;
-        peer.attach(&buffer, mode)?;
-        auto.stays_awake("a peer is attached")?;
-        peer.pin_and_map(mode)?;
-        reaches_vram(&peer, &bar, round)?;
-        peer.unmap()?;
-        auto.stays_awake("it may map again")?;
-    }
-    auto.sleeps("all peers are gone")?;
-    // The bytes that the CPU has written before have arrived.
-    buffer.sync(uapi::DMA_BUF_SYNC_WRITE)?;
-    buffer.sync(uapi::DMA_BUF_SYNC_END | uapi::DMA_BUF_SYNC_WRITE)?;
-    auto.sleeps("the CPU had nothing to do")
-}
-
 /// A buffer of a card, and an importer that has mapped it.
 struct Mapped {
     peer: Peer,
@@ -474,7 +445,6 @@ igt_main! {
     "pairs", "one importer does not change what another one gets", pairs;
     "reused", "VRAM is zero when it is given out, and given out again", reused;
     "imported", "an own object is recognised, others are not taken", imported;
-    "active", "peers keep the device active whose memory it is", active;
     "unloaded", "nothing keeps the module when all is closed", unloaded;
     "card-unbound", "the DRM driver can go alone, and come back", card_unbound;
     "unbound", "an unbind of the core takes everything back", unbound;

@@ -9,10 +9,9 @@ use vvram_tests::fixture::{patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::power::Auto;
 use vvram_tests::split::{Card, Module, Split, DRIVER};
 use vvram_tests::sweeps::{self, nothing, Once, COPY, NONE, USUAL};
-use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check_eq, igt_main, Outcome, Stop};
 
 const SIZE: u64 = 4 * PAGE as u64;
 
@@ -172,38 +171,6 @@ fn importers() -> Outcome {
     })
 }
 
-/// The operations that resume the PCI device.
-fn resume() -> Outcome {
-    Expect::get()?.need_route()?;
-    split(|gpu| {
-        let auto = Auto::new(gpu)?;
-        let it = Exported::new(gpu)?;
-        let peer = Peer::open()?;
-        let mut faults = Faults::new()?;
-        faults.sweep(
-            "attach, avram, suspended",
-            &USUAL,
-            || {
-                auto.sleeps("before the attach")?;
-                Ok(peer.reopen()?)
-            },
-            |peer| peer.attach(&it.buffer, Mode::Dynamic).map(drop),
-            |peer| peer.detach(),
-        )?;
-        let access = uapi::DMA_BUF_SYNC_READ | uapi::DMA_BUF_SYNC_WRITE;
-        faults.sweep(
-            "CPU access, avram, suspended",
-            &USUAL,
-            || auto.sleeps("before the access"),
-            |()| {
-                it.buffer.sync(access)?;
-                it.buffer.sync(access | uapi::DMA_BUF_SYNC_END)
-            },
-            nothing,
-        )
-    })
-}
-
 /// The probe of the core driver, which makes the auxiliary device that the DRM driver probes.
 fn probe() -> Outcome {
     split(|gpu| sweeps::probe(&mut Faults::new()?, gpu, DRIVER, &USUAL))
@@ -212,6 +179,5 @@ fn probe() -> Outcome {
 igt_main! {
     "ioctls", "open, and the ioctls", ioctls;
     "importers", "what importers do", importers;
-    "resume", "what wakes the device", resume;
     "probe", "the probe of both drivers", probe;
 }

@@ -2,9 +2,10 @@
 
 //! VRAM that loses its content when the device is suspended, and suspend of the system.
 //!
-//! The driver fills VRAM with a byte when it is suspended. If an object has that byte afterwards,
+//! vvram fills VRAM with a byte when it is suspended. If an object has that byte afterwards,
 //! its content was lost.
 
+use vvram_tests::bar_export::Exporter;
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fixture::{
     cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, works, Fixture,
@@ -14,6 +15,7 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::Mode;
 use vvram_tests::power::{self, lossy, Auto};
+use vvram_tests::split::{Module, Split};
 use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop};
 
 const ONLY: u32 = uapi::CREATE_VRAM;
@@ -186,10 +188,29 @@ fn system_lost() -> Outcome {
     lossy(|| system(true))
 }
 
+/// A driver whose objects are in VRAM only, and that does not save them.
+fn avram() -> Outcome {
+    let module = Module::load()?;
+    let split = Split::new(&module, &PciDevice::vvram()?)?;
+    power::no_system_sleep()?;
+    split.undo()?;
+    works()
+}
+
+/// A driver that does not know what the memory of its device is.
+fn bar_export() -> Outcome {
+    let exporter = Exporter::new()?;
+    power::no_system_sleep()?;
+    drop(exporter);
+    works()
+}
+
 igt_main! {
     "runtime-lost", "objects have their bytes although VRAM lost them", runtime_lost;
     "runtime-lost-mapped", "an importer goes on in system memory while VRAM is lost",
         runtime_lost_mapped;
     "system-kept", "the system sleeps with importers of every class", system_kept;
     "system-lost", "the system sleeps, and VRAM loses its content", system_lost;
+    "avram", "the system does not sleep, because avram would lose what is in VRAM", avram;
+    "bar-export", "nor does it with bar_export", bar_export;
 }

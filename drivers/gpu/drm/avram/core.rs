@@ -81,13 +81,14 @@ impl pci::Driver for Core {
     type IdInfo = ();
     type Data<'bound> = Probed<'bound>;
 
-    const AUTOSUSPEND_MS: Option<u32> = Some(1000);
-
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
     const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<64>());
 
     const HANDLES_RESET: bool = true;
+
+    // VRAM would lose its content, and nothing saves it. A suspend at runtime would do the same.
+    const REFUSES_SLEEP: bool = true;
 
     fn probe<'bound>(
         pdev: &'bound pci::Device<device::Core<'_>>,
