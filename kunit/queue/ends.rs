@@ -14,7 +14,8 @@ mod tests {
         drm::queue::{
             Config,
             Ring,
-            Verdict, //
+            Verdict,
+            HANGS_MAX, //
         },
         new_mutex,
         prelude::*,
@@ -205,6 +206,53 @@ mod tests {
             assert_eq!(&*control.runs()?, &[1, 2, 3, 2, 3, 4]);
             assert!(soon(|| control.has(Event::Ended(1, Err(ETIME)))));
             assert_eq!(status(&submit(&queue, control, 5)?), Some(Ok(())));
+            Ok(())
+        })
+    }
+
+    /// The third hang closes the queue of the client: what has begun goes on, the rest is cancelled.
+    #[test]
+    fn client_whose_jobs_hang_gets_no_more() -> Result {
+        with_ring(2, Some(SOON), |ring, control, _| {
+            let group = FenceGroup::new();
+            let (queue, other) = (ring.queue(8, group)?, ring.queue(8, group)?);
+
+            for hangs in 1..HANGS_MAX {
+                control.blame(Verdict::Hung(ETIME))?;
+                assert_eq!(status(&submit(&queue, control, hangs)?), Some(Err(ETIME)));
+                assert_eq!(queue.hangs(), hangs);
+            }
+            // A reset for which it is not to blame.
+            control.blame(Verdict::Reset(EIO))?;
+            assert_eq!(status(&submit(&queue, control, 10)?), Some(Err(EIO)));
+            assert_eq!(queue.hangs(), HANGS_MAX - 1);
+
+            control.blame(Verdict::Hung(ETIME))?;
+            let hung = submit(&queue, control, 11)?;
+            let begun = submit(&other, control, 12)?;
+            let waiting = [submit(&queue, control, 13)?, submit(&queue, control, 14)?];
+            let late = submit(&other, control, 15)?;
+            assert_eq!(status(&hung), Some(Err(ETIME)));
+            for fence in &waiting {
+                assert_eq!(status(fence), Some(Err(ECANCELED)));
+            }
+            for fence in [&begun, &late] {
+                assert_eq!(status(fence), Some(Ok(())));
+            }
+            assert_eq!(queue.hangs(), HANGS_MAX);
+            assert_eq!(queue.permit().err(), Some(ECANCELED));
+            assert_eq!(queue.try_permit().err(), Some(ECANCELED));
+            assert_eq!(status(&submit(&queue, control, 16)?), Some(Err(ECANCELED)));
+            assert_eq!(other.hangs(), 0);
+            assert_eq!(status(&submit(&other, control, 17)?), Some(Ok(())));
+
+            // Clients depend on the jobs of the kernel.
+            let kernel = ring.kernel();
+            for id in 20..=20 + HANGS_MAX {
+                control.blame(Verdict::Hung(ETIME))?;
+                assert_eq!(status(&submit(kernel, control, id)?), Some(Err(ETIME)));
+            }
+            assert_eq!(status(&submit(kernel, control, 30)?), Some(Ok(())));
             Ok(())
         })
     }

@@ -127,6 +127,18 @@ impl Control {
         self.record.lock().mode = mode;
     }
 
+    /// Makes the hardware keep the next jobs, until a reset that comes with this verdict.
+    pub(crate) fn blame(&self, verdict: Verdict) -> Result {
+        let kept = KVec::with_capacity(8, GFP_KERNEL)?;
+        let mut record = self.record.lock();
+
+        // A reset takes the list, with its memory.
+        record.kept = kept;
+        record.mode = Mode::Keep;
+        let _ = record.verdicts.push_within_capacity(verdict);
+        Ok(())
+    }
+
     /// Counts a call of the driver that is not in a signalling section.
     fn called(&self) {
         // SAFETY: Begins a section, and ends it. In another one the answer is that nothing was

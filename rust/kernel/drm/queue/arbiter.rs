@@ -8,7 +8,8 @@ use super::{
     client::{
         item,
         Lane,
-        Owner, //
+        Owner,
+        HANGS_MAX, //
     },
     done::{
         Done,
@@ -40,6 +41,7 @@ use crate::{
     new_work,
     prelude::*,
     sync::{
+        atomic::Relaxed,
         Arc,
         Completion,
         Mutex,
@@ -117,6 +119,14 @@ impl Name {
     }
 }
 
+/// The end of a job.
+pub(super) struct Ended {
+    pub(super) result: Result,
+    at: Instant<Monotonic>,
+    /// The number of its run.
+    ticket: u64,
+}
+
 /// A place in the hardware.
 pub(super) struct Slot {
     /// The number of the run in this slot, 0 if it is free. A run after a reset has a new number.
@@ -125,7 +135,7 @@ pub(super) struct Slot {
     /// The fence of the job, until the job ends. [`None`] too if the job has a fence of its own.
     pub(super) fence: Option<DriverFence<Fences>>,
     /// How the job ended. The worker then removes the job.
-    pub(super) ended: Option<Result>,
+    pub(super) ended: Option<Ended>,
 }
 
 impl Slot {
@@ -222,14 +232,15 @@ impl State {
     }
 
     /// Frees the slot of the job that has ended and began first, and returns how it ended.
-    pub(super) fn take_ended(&mut self) -> Option<(usize, Result)> {
+    pub(super) fn take_ended(&mut self) -> Option<(usize, Ended)> {
         let slots = self.slots.iter_mut().enumerate();
         let (index, slot) = slots
             .filter(|(_, slot)| slot.ended.is_some())
             .min_by_key(|(_, slot)| slot.ticket)?;
-        let slot = mem::replace(slot, Slot::free());
 
-        Some((index, slot.ended.unwrap_or(Ok(()))))
+        mem::replace(slot, Slot::free())
+            .ended
+            .map(|ended| (index, ended))
     }
 
     /// Returns whether a queue has a job that can begin.
@@ -276,6 +287,8 @@ pub(super) struct Flight {
     pub(super) ticket: u64,
     /// The time since which the oldest job in the hardware is the oldest.
     pub(super) since: Instant<Monotonic>,
+    /// Until when the time of the hardware is accounted to queues.
+    accounted: Instant<Monotonic>,
     /// Whether the timer is pending.
     pub(super) timer: bool,
     /// The timer was stopped once because the ring is closed, so that it starts with the limit of a
@@ -291,7 +304,7 @@ unsafe impl Send for Flight {}
 /// The next step of the worker.
 enum Next {
     /// The job of a slot has ended.
-    Ended(usize, Result),
+    Ended(usize, Ended),
     /// A job was cancelled.
     Cancelled(KBox<Node>, Error),
     /// A job begins, in a slot.
@@ -412,6 +425,7 @@ impl Core {
             nodes,
             ticket: FIRST_TICKET,
             since: Instant::now(),
+            accounted: Instant::now(),
             timer: false,
             hurried: false,
             asked: false,
@@ -470,9 +484,39 @@ impl Core {
         drop(item);
     }
 
-    /// Returns whether clients cannot add jobs any more.
-    pub(super) fn is_closed(&self) -> bool {
-        self.state.lock().closed
+    /// Checks whether the queue of a client gets more jobs.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the ring is closed, `ECANCELED` if the queue is.
+    pub(super) fn accepts(&self, lane: &Lane) -> Result {
+        let mut state = self.state.lock();
+
+        if state.closed {
+            Err(ENODEV)
+        } else if lane.waiting.access_mut(&mut state).closed {
+            Err(ECANCELED)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Returns how many jobs of a queue have hung.
+    pub(super) fn hangs(&self, lane: &Lane) -> u32 {
+        lane.waiting.access_mut(&mut self.state.lock()).hangs
+    }
+
+    /// Counts a job that has hung. A client that does that again and again gets no more jobs.
+    pub(super) fn blame(self: &Arc<Self>, lane: &Lane) {
+        let mut state = self.state.lock();
+        let waiting = lane.waiting.access_mut(&mut state);
+
+        waiting.hangs = waiting.hangs.saturating_add(1);
+        if waiting.hangs >= HANGS_MAX && !lane.is_kernel() {
+            waiting.closed = true;
+            state.cancel_all(lane);
+            state.kick(self);
+        }
     }
 
     /// Counts a job of a queue, if the queue may have one more.
@@ -559,7 +603,11 @@ impl Core {
             .get_mut(slot)
             .filter(|slot| slot.ticket == ticket && slot.is_running())?;
 
-        slot.ended = Some(result);
+        slot.ended = Some(Ended {
+            result,
+            at: Instant::now(),
+            ticket,
+        });
         let ended = (slot.fence.take(), slot.id);
         state.kick(self);
         Some(ended)
@@ -652,8 +700,8 @@ impl Core {
     fn next(&self) -> Next {
         let mut state = self.state.lock();
 
-        if let Some((slot, result)) = state.take_ended() {
-            return Next::Ended(slot, result);
+        if let Some((slot, ended)) = state.take_ended() {
+            return Next::Ended(slot, ended);
         }
         if let Some(node) = state.cancelled.pop() {
             return Next::Cancelled(node, state.broken.unwrap_or(ECANCELED));
@@ -716,7 +764,7 @@ impl Core {
         self.look(&mut flight);
         for _ in 0..BATCH {
             match self.next() {
-                Next::Ended(slot, result) => self.finish(&mut flight, slot, result),
+                Next::Ended(slot, ended) => self.finish(&mut flight, slot, ended),
                 Next::Cancelled(mut node, error) => {
                     trace::done(&self.name, node.id, Err(error));
                     node.payload.ended(Err(error));
@@ -768,10 +816,22 @@ impl Core {
     }
 
     /// Tells the driver that the job of a slot, which is free by now, has ended, and has it freed.
-    pub(super) fn finish(self: &Arc<Self>, flight: &mut Flight, slot: usize, result: Result) {
+    pub(super) fn finish(self: &Arc<Self>, flight: &mut Flight, slot: usize, ended: Ended) {
+        // The hardware does jobs in their order, so it has worked on this one since the end of the
+        // one before, unless one before is still running: then this one has not begun there.
+        let busy = match self.oldest(0, ended.ticket) {
+            None => (ended.at - flight.accounted).as_nanos().max(0),
+            Some(_) => 0,
+        };
+
         flight.since = Instant::now();
+        if busy > 0 {
+            flight.accounted = ended.at;
+        }
         if let Some(mut node) = flight.nodes.get_mut(slot).and_then(Option::take) {
-            node.payload.ended(result);
+            // CAST: Not negative.
+            node.lane.busy.fetch_add(busy as u64, Relaxed);
+            node.payload.ended(ended.result);
             self.bury(node);
         }
     }
@@ -780,6 +840,7 @@ impl Core {
     fn start(self: &Arc<Self>, flight: &mut Flight, mut node: KBox<Node>, slot: usize) {
         if flight.nodes.iter().all(Option::is_none) {
             flight.since = Instant::now();
+            flight.accounted = flight.since;
         }
         // OVERFLOW: There are never 2^64 runs.
         flight.ticket += 1;

@@ -34,6 +34,10 @@ use crate::{
     new_mutex,
     prelude::*,
     sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc,
         CondVar,
         LockedBy,
@@ -76,6 +80,10 @@ impl Drop for Permit {
     }
 }
 
+/// How many jobs of a client may hang, each of which holds up all other clients for
+/// [`Config::timeout`](super::Config::timeout), until its queue is closed.
+pub const HANGS_MAX: u32 = 3;
+
 /// Who has jobs in a queue.
 pub(super) enum Owner {
     Client(Arc<Permits>),
@@ -89,6 +97,8 @@ pub(super) struct Waiting {
     pub(super) jobs: Fifo,
     /// No job begins any more.
     pub(super) closed: bool,
+    /// How many jobs have hung.
+    pub(super) hangs: u32,
 }
 
 /// A queue as the ring sees it.
@@ -101,6 +111,8 @@ pub(super) struct Lane {
     pub(super) order: Mutex<()>,
     pub(super) waiting: LockedBy<Waiting, State>,
     pub(super) owner: Owner,
+    /// How long the hardware has worked on its jobs, in nanoseconds.
+    pub(super) busy: Atomic<u64>,
     /// The links in the list of queues whose first job can begin.
     #[pin]
     ready: ListLinks<0>,
@@ -146,6 +158,7 @@ impl Lane {
         let waiting = Waiting {
             jobs: Fifo::new(),
             closed: false,
+            hangs: 0,
         };
 
         Arc::pin_init(
@@ -155,6 +168,7 @@ impl Lane {
                 order <- new_mutex!((), "drm::queue::Lane::order"),
                 waiting: LockedBy::new(&core.state, waiting),
                 owner,
+                busy: Atomic::new(0),
                 ready <- ListLinks::new(),
                 ready_tracker <- AtomicTracker::new(),
                 all <- ListLinks::new(),
@@ -222,8 +236,8 @@ impl<T: RingOps> Queue<T> {
     ///
     /// # Errors
     ///
-    /// - `ENODEV` if the ring is closed, `EINVAL` for a queue of the kernel.
-    /// - `ERESTARTSYS` if a signal arrived.
+    /// - `ENODEV` if the ring is closed, `ECANCELED` if [`HANGS_MAX`] jobs of the queue have hung.
+    /// - `EINVAL` for a queue of the kernel, `ERESTARTSYS` if a signal arrived.
     #[inline(never)]
     pub fn permit(&self) -> Result<Permit> {
         let permits = self.lane.permits().ok_or(EINVAL)?;
@@ -231,8 +245,8 @@ impl<T: RingOps> Queue<T> {
         let mut interrupted = false;
 
         loop {
-            let ret = if self.core.is_closed() {
-                Err(ENODEV)
+            let ret = if let Err(e) = self.core.accepts(&self.lane) {
+                Err(e)
             } else if interrupted {
                 Err(ERESTARTSYS)
             } else if *free > 0 {
@@ -259,9 +273,7 @@ impl<T: RingOps> Queue<T> {
         let permits = self.lane.permits().ok_or(EINVAL)?;
         let mut free = permits.free.lock();
 
-        if self.core.is_closed() {
-            return Err(ENODEV);
-        }
+        self.core.accepts(&self.lane)?;
         *free = free.checked_sub(1).ok_or(EAGAIN)?;
         Ok(Permit(permits.clone()))
     }
@@ -293,6 +305,19 @@ impl<T: RingOps> Queue<T> {
             return Err(EINVAL);
         }
         Entry::new(&self.core, &self.lane, permit)
+    }
+
+    /// Returns how many jobs have hung: those about which the driver has said so, see
+    /// [`Verdict::Hung`](super::Verdict::Hung). With the [last one](HANGS_MAX) the queue is closed.
+    pub fn hangs(&self) -> u32 {
+        self.core.hangs(&self.lane)
+    }
+
+    /// Returns how long the hardware has worked on jobs of the queue that have ended, in
+    /// nanoseconds. For statistics: jobs of other queues do not count, nor does waiting.
+    #[inline]
+    pub fn busy_ns(&self) -> u64 {
+        self.lane.busy.load(Relaxed)
     }
 
     /// Cancels a job that has not begun, and returns whether it was cancelled.

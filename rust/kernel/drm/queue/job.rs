@@ -94,6 +94,7 @@ pub(super) struct Node {
     /// The link of the [`Fifo`](super::fifo::Fifo) that the job is in.
     pub(super) next: *mut Node,
     pub(super) id: Id,
+    pub(super) lane: Arc<Lane>,
     pub(super) payload: KBox<dyn Payload>,
     /// The fence, until the job runs. [`None`] if the job has a fence of its own.
     pub(super) fence: Option<DriverFence<Fences>>,
@@ -351,6 +352,7 @@ impl<T: RingOps> Entry<T> {
             Node {
                 next: ptr::null_mut(),
                 id,
+                lane: self.lane.clone(),
                 payload,
                 fence,
                 deps: self.deps,

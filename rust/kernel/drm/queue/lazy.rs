@@ -94,6 +94,11 @@ impl<Q> LazyQueue<Q> {
         })
     }
 
+    /// Returns the queue, if there is one by now.
+    pub fn get(&self) -> Option<&Q> {
+        self.queue.as_ref()
+    }
+
     /// Returns the queue. If there is none yet, `make` makes it, in the section that an unplug
     /// waits for.
     ///

@@ -73,6 +73,9 @@
 //! reset fails the ring is broken: all jobs end with the error of the reset, those of the kernel
 //! behind what they depend on.
 //!
+//! The driver says whether the job was to blame ([`Verdict::Hung`]). A queue of a client of which
+//! [`HANGS_MAX`] jobs have hung is closed: its other jobs are cancelled, and it gets no more.
+//!
 //! From [`Ring::close`] on, the timeout is two seconds if [`Config::timeout`] is longer, so that
 //! the unbind of a driver does not wait as long as a client may.
 //!
@@ -199,7 +202,8 @@ mod trace;
 pub use self::{
     client::{
         Permit,
-        Queue, //
+        Queue,
+        HANGS_MAX, //
     },
     done::{
         Done,

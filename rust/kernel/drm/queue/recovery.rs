@@ -7,6 +7,7 @@
 use super::{
     arbiter::{
         Core,
+        Ended,
         Flight,
         State,
         TIMER, //
@@ -120,14 +121,21 @@ impl Core {
             return;
         };
         // SAFETY: The hardware is valid as long as there are jobs.
-        match unsafe { node.payload.timed_out(flight.hw, limit) } {
+        let verdict = unsafe { node.payload.timed_out(flight.hw, limit) };
+        match verdict {
             Verdict::Busy if asked => (),
             Verdict::Busy => flight.since = Instant::now(),
-            Verdict::Reset(error) if self.state.lock().is_running(slot, ticket) => {
+            Verdict::Reset(error) | Verdict::Hung(error)
+                if self.state.lock().is_running(slot, ticket) =>
+            {
+                // Before its fence signals, which may be in the reset.
+                if matches!(verdict, Verdict::Hung(_)) {
+                    self.blame(&node.lane);
+                }
                 self.recover(flight, Some((ticket, error)));
             }
             // The job has ended meanwhile, so it did not hang.
-            Verdict::Reset(_) => flight.since = Instant::now(),
+            Verdict::Reset(_) | Verdict::Hung(_) => flight.since = Instant::now(),
         }
     }
 
@@ -160,8 +168,8 @@ impl Core {
 
         // The driver may do a job that failed by other means. The jobs behind it rely on their
         // order, so they begin after that.
-        while let Some((slot, result)) = self.take_ended() {
-            self.finish(flight, slot, result);
+        while let Some((slot, ended)) = self.take_ended() {
+            self.finish(flight, slot, ended);
         }
 
         // The jobs are run again from the oldest on, because the hardware does jobs in their order.
@@ -175,12 +183,12 @@ impl Core {
     }
 
     /// See [`State::take_ended`](super::arbiter::State::take_ended).
-    fn take_ended(&self) -> Option<(usize, Result)> {
+    fn take_ended(&self) -> Option<(usize, Ended)> {
         self.state.lock().take_ended()
     }
 
     /// Returns the oldest job in the hardware whose run is after `done`, and not after `last`.
-    fn oldest(&self, done: u64, last: u64) -> Option<(usize, u64)> {
+    pub(super) fn oldest(&self, done: u64, last: u64) -> Option<(usize, u64)> {
         let state = self.state.lock();
         let slots = state.slots.iter().enumerate();
 

@@ -37,8 +37,8 @@ use core::{
 /// The operations of a driver for a ring.
 ///
 /// The worker of the ring calls all of them, one at a time, in a
-/// [`SignallingSection`](crate::dma_buf::fence::SignallingSection): they may sleep for a short
-/// time, but not take a reservation, nor allocate memory in a way that waits.
+/// [`SignallingSection`](crate::dma_buf::fence::SignallingSection): they may sleep for the device,
+/// such as in a reset, but not take a reservation, nor allocate memory in a way that waits.
 pub trait RingOps: Sized + 'static {
     /// The driver's hardware, which exists until the ring is dropped.
     type Hw: ForLt;
@@ -111,8 +111,13 @@ pub trait HwInit<T: RingOps> {
 pub enum Verdict {
     /// The job is making progress. It is checked again after the same time.
     Busy,
-    /// The job hangs, or has stopped the ring: the ring is reset, and the job ends with this error.
+    /// The ring has stopped, or does not work: it is reset, and the job ends with this error.
     Reset(Error),
+    /// As [`Self::Reset`], and the job is to blame. A client of which [`HANGS_MAX`] jobs have hung
+    /// gets no more of the ring.
+    ///
+    /// [`HANGS_MAX`]: super::HANGS_MAX
+    Hung(Error),
 }
 
 /// The parameters of a ring.

@@ -483,6 +483,18 @@ impl<R: RingOps> CopyQueue<R> {
         self.queue.permit()
     }
 
+    /// Returns how many copies have hung, see [`Queue::hangs`].
+    #[inline]
+    pub fn hangs(&self) -> u32 {
+        self.queue.hangs()
+    }
+
+    /// Returns how long the engine has worked on copies, see [`Queue::busy_ns`].
+    #[inline]
+    pub fn busy_ns(&self) -> u64 {
+        self.queue.busy_ns()
+    }
+
     /// As [`Self::permit`], without a wait.
     ///
     /// # Errors
