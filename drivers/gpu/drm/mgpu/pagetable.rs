@@ -102,15 +102,15 @@ pub(crate) fn extend(all: &mut Option<Range<u64>>, va: &Range<u64>) {
     all.end = all.end.max(va.end);
 }
 
-/// Returns the entry for an address, 0 if the device does not reach it.
-fn leaf(address: Option<Address>) -> u64 {
+/// Returns the entry for the address of a page, 0 if the device does not reach it.
+fn leaf(address: Address) -> u64 {
     let (at, kind) = match address {
-        Some(Address::Vram(at)) => (at, VRAM),
-        Some(Address::Dma(at)) => (at, 0),
-        Some(Address::System(_)) | None => return 0,
+        Address::Vram(at) => (at, VRAM),
+        Address::Dma(at) => (at, 0),
+        Address::System(_) => return 0,
     };
 
-    if at % PAGE_SIZE as u64 != 0 || at >> ADDRESS_BITS != 0 {
+    if at >> ADDRESS_BITS != 0 {
         return 0;
     }
     at | kind | LEAF | VALID
@@ -282,18 +282,23 @@ impl Tree {
             let (middle, index) = self.middle(slot).ok_or(EINVAL)?;
 
             if part.len() == WORDS {
-                if let Some((address, len)) = placed.address(at(0)) {
-                    let entry = leaf(Some(address));
+                let (address, len) = placed.page(at(0))?;
+                let entry = leaf(address);
 
-                    if len >= SLOT && (entry & !(PAGE_SIZE as u64 - 1)) % SLOT == 0 {
-                        middle.page.words.write(index, [entry])?;
-                        continue;
-                    }
+                if len >= SLOT && (entry & !(PAGE_SIZE as u64 - 1)) % SLOT == 0 {
+                    middle.page.words.write(index, [entry])?;
+                    continue;
                 }
             }
-            middle.write(index, part, |page| {
-                leaf(placed.address(at(page)).map(|(address, _)| address))
+            let mut ret = Ok(());
+            middle.write(index, part, |page| match placed.page(at(page)) {
+                Ok((address, _)) => leaf(address),
+                Err(e) => {
+                    ret = Err(e);
+                    0
+                }
             })?;
+            ret?;
         }
         Ok(())
     }
@@ -469,7 +474,7 @@ impl PageTable {
     ///
     /// # Errors
     ///
-    /// `ENODEV` after the driver was unbound.
+    /// `ENODEV` after the driver was unbound, and those of [`Placed::page`].
     pub(crate) fn write(&self, range: &MappedRange, placed: &Placed<'_>) -> Result {
         self.with(|tree| tree.write(range, placed))
     }

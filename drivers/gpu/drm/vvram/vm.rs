@@ -125,13 +125,8 @@ impl Mapping {
             .enumerate()
         {
             let at = self.offset + ((page as u64) << PAGE_SHIFT);
-            let (address, len) = placed.address(at).ok_or(EINVAL)?;
 
-            // An entry is for a whole page, but a segment of an import may end inside of one.
-            if len < PAGE_SIZE as u64 {
-                return Err(EINVAL);
-            }
-            *entry = Some(address);
+            *entry = Some(placed.page(at)?.0);
         }
         self.evicted.store(false, Relaxed);
         Ok(())

@@ -71,6 +71,23 @@ impl Placed<'_> {
             Spot::Dma(pieces) => piece(pieces, at).map(|(at, len)| (Address::Dma(at), len)),
         }
     }
+
+    /// Returns the address of the page at offset `at` of the object, and the number of contiguous
+    /// bytes from there on, for an entry of a page table that maps a whole page.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is no such page, or if its bytes are no page of the memory: the segments
+    /// of an imported buffer may begin and end inside of pages.
+    pub fn page(&self, at: u64) -> Result<(Address, u64)> {
+        let (address, len) = self.address(at).ok_or(EINVAL)?;
+        let (Address::Vram(start) | Address::Dma(start) | Address::System(start)) = address;
+
+        if start % PAGE_SIZE as u64 != 0 || len < PAGE_SIZE as u64 {
+            return Err(EINVAL);
+        }
+        Ok((address, len))
+    }
 }
 
 /// Returns the offset that a list of ranges has for `at`, and the number of contiguous bytes there.
@@ -102,10 +119,14 @@ pub(super) fn pieces(table: &SGTable) -> Result<KVVec<Range>> {
 
 /// Returns consecutive pieces, given by their DMA addresses and lengths.
 fn ranges(pieces: impl Iterator<Item = (u64, u64)>) -> Result<KVVec<Range>> {
-    let (mut ranges, mut at) = (KVVec::new(), 0);
+    let (mut ranges, mut at) = (KVVec::<Range>::new(), 0);
 
     for (offset, len) in pieces {
-        ranges.push(Range { at, offset, len }, GFP_KERNEL)?;
+        match ranges.last_mut() {
+            // OVERFLOW: Pieces are inside of what a device can address.
+            Some(last) if last.offset + last.len == offset => last.len += len,
+            _ => ranges.push(Range { at, offset, len }, GFP_KERNEL)?,
+        }
         at += len;
     }
     Ok(ranges)
@@ -442,5 +463,41 @@ pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_d
             // SAFETY: As promised by the caller.
             unsafe { object.view().unplug() };
         }
+    }
+}
+
+#[kunit_tests(rust_drm_placed)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = PAGE_SIZE as u64;
+
+    fn placed(pieces: &[(u64, u64)]) -> Result<Placed<'static>> {
+        Ok(Placed(Spot::Dma(ranges(pieces.iter().copied())?)))
+    }
+
+    #[test]
+    fn entries_are_for_whole_pages() -> Result {
+        let half = PAGE / 2;
+        let object = placed(&[
+            (16 * PAGE, 2 * PAGE),
+            // These two share a page of the object.
+            (32 * PAGE, half),
+            (40 * PAGE + half, half),
+            (48 * PAGE, half),
+            // This page is in one piece.
+            (48 * PAGE + half, half),
+        ])?;
+        let at = |page| object.page(page * PAGE);
+
+        assert_eq!(at(0), Ok((Address::Dma(16 * PAGE), 2 * PAGE)));
+        assert_eq!(at(1), Ok((Address::Dma(17 * PAGE), PAGE)));
+        assert_eq!(at(2), Err(EINVAL));
+        assert_eq!(at(3), Ok((Address::Dma(48 * PAGE), PAGE)));
+        assert_eq!(at(4), Err(EINVAL));
+
+        let shifted = placed(&[(16 * PAGE + half, 2 * PAGE)])?;
+        assert_eq!(shifted.page(0), Err(EINVAL));
+        Ok(())
     }
 }
