@@ -26,7 +26,7 @@ use vvram_tests::proc::{Child, Steps};
 use vvram_tests::queue::copy_after;
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::uapi::{DMA_BUF_SYNC_READ, DMA_BUF_SYNC_WRITE};
+use vvram_tests::uapi::DMA_BUF_SYNC_READ;
 use vvram_tests::{check, check_eq, check_ok, fail, igt_main, skip, uapi, Outcome, Stop, SysError};
 
 const KIB: u64 = 1 << 10;
@@ -615,15 +615,14 @@ impl Mix<'_> {
             let (_, import, address) = &mine[random.below(mine.len() as u64) as usize];
             let (x, word) = (x.derive(count), random.word() as u32);
             from.fill(x);
-            let jobs = [
-                drm.copy((&source, 0), (import, 0), PIECE)?,
-                bench.vm.exec(&[
-                    Op::checksum(*address, PIECE, RESULTS),
-                    Op::fill(*address, PIECE, word),
-                ])?,
-                drm.copy((import, 0), (&sink, 0), PIECE)?,
+            let written = drm.copy((&source, 0), (import, 0), PIECE)?;
+            let ops = [
+                Op::checksum(*address, PIECE, RESULTS),
+                Op::fill(*address, PIECE, word),
             ];
-            all_done(&jobs)?;
+            let job = bench.vm.exec_after(&ops, &[written.sync()])?;
+            let read = copy_after(&drm, (import, &sink), &[job.sync()])?;
+            all_done(&[written, job, read])?;
             check_eq!(
                 bench.results.read(0),
                 sum(x, 0, PIECE / 8),
@@ -655,18 +654,18 @@ impl Mix<'_> {
             from.fill(x);
             let place = random.pick(&["system", "vram"]);
             debugfs.write("move", &format!("{} {place}", object.info()?.id))?;
-            let jobs = [
-                drm.copy((&source, 0), (&object, 0), PIECE)?,
-                gpu.drm.copy((&import, 0), (&own, 0), PIECE)?,
-                bench.vm.exec(&[
-                    Op::checksum(HUGE, PIECE, RESULTS),
-                    Op::checksum(2 * HUGE, PIECE, RESULTS + 8),
-                    Op::fill(2 * HUGE, PIECE, word),
-                ])?,
-                gpu.drm.copy((&own, 0), (&import, 0), PIECE)?,
-                drm.copy((&object, 0), (&sink, 0), PIECE)?,
+            // Copies wait for each other by the objects.
+            let written = drm.copy((&source, 0), (&object, 0), PIECE)?;
+            let copied = gpu.drm.copy((&import, 0), (&own, 0), PIECE)?;
+            let ops = [
+                Op::checksum(HUGE, PIECE, RESULTS),
+                Op::checksum(2 * HUGE, PIECE, RESULTS + 8),
+                Op::fill(2 * HUGE, PIECE, word),
             ];
-            all_done(&jobs)?;
+            let job = bench.vm.exec_after(&ops, &[copied.sync()])?;
+            let back = copy_after(&gpu.drm, (&own, &import), &[job.sync()])?;
+            let read = drm.copy((&object, 0), (&sink, 0), PIECE)?;
+            all_done(&[written, copied, job, back, read])?;
             check_eq!(
                 [0, 1].map(|index| bench.results.read(index)),
                 [sum(x, 0, PIECE / 8); 2],
@@ -835,8 +834,8 @@ fn spared() -> Outcome {
     gpu.clean()
 }
 
-/// An object has left VRAM, and a fence of another driver is on it: a job uses it where it is, and
-/// the call does not wait for the fence.
+/// An object has left VRAM, and a fence of another driver is on it: a job uses it where it is.
+/// Neither the job nor the call waits for the fence.
 fn stays() -> Outcome {
     let gpu = Mgpu::first()?;
     let bench = Bench::new(&gpu)?;
@@ -854,15 +853,11 @@ fn stays() -> Outcome {
     buffer.add_fence(DMA_BUF_SYNC_READ, &timeline.fence(1)?)?;
     bench.vm.bind(&object, HUGE)?;
     // TTM would wait for 15 seconds.
-    let mut child = Child::spawn(|| {
-        bench.vm.exec(&[Op::checksum(HUGE, SIZE, RESULTS)])?;
-        Ok(())
-    })?;
-    child.join("the call", Duration::from_secs(2))?;
+    let mut child = Child::spawn(|| bench.vm.done(&[Op::checksum(HUGE, SIZE, RESULTS)]))?;
+    child.join("the job", Duration::from_secs(12))?;
     placed(&object, uapi::PLACEMENT_SYSTEM)?;
-    timeline.step()?;
-    buffer.sync_file(DMA_BUF_SYNC_WRITE)?.finish()?;
     check_eq!(bench.results.read(0), sum(x, 0, WORDS), "the sum");
+    timeline.step()?;
 
     // The next mapping brings it back, once nobody uses it.
     bench.vm.bind(&object, 2 * HUGE)?;

@@ -88,16 +88,66 @@ fn order() -> Outcome {
     gpu.clean()
 }
 
-/// Jobs and copies of objects that are not private wait for each other, without a fence of the
-/// caller.
+/// Jobs wait for the fences of their arguments only, and nothing waits for them that was not given
+/// theirs.
+fn explicit() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let bench = Bench::new(&gpu)?;
+    let (x, _) = patterns();
+    let object = gpu.drm.create_flags(SIZE, EITHER)?;
+    let buf = object.export()?;
+    object.map()?.fill(x);
+    bench.vm.bind(&object, HUGE)?;
+
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    buf.add_fence(uapi::DMA_BUF_SYNC_WRITE, &fence)?;
+    check_eq!(
+        bench.sum(HUGE, SIZE)?,
+        sum(x, 0, WORDS),
+        "sum behind a write of others"
+    );
+    timeline.step()?;
+
+    // Two clients map the same buffer. The job of one waits, that of the other does not.
+    let other = Mgpu::first()?;
+    let theirs = Bench::new(&other)?;
+    let import = other.drm.import(&buf)?;
+    theirs.vm.bind(&import, HUGE)?;
+    let fence = timeline.fence(2)?;
+    let job = bench
+        .vm
+        .exec_after(&[Op::fill(HUGE, 8, 7)], &[fence.sync()])?;
+    check_eq!(theirs.sum(HUGE, SIZE)?, sum(x, 0, WORDS), "their sum");
+    let write = uapi::DMA_BUF_SYNC_WRITE;
+    check!(
+        buf.sync_file(write)?.poll(0)?,
+        "a job is an implicit fence of the buffer"
+    );
+    check_eq!(job.status()?, 0, "status of the job that waits");
+    timeline.step()?;
+    job.finish()?;
+    check_eq!(
+        object.map()?.read(0),
+        7 << 32 | 7,
+        "the job that has waited"
+    );
+    other.clean()?;
+    gpu.clean()
+}
+
+/// A client that asks for it takes part in implicit synchronization: by the ioctls of the dma-buf.
+/// Copies always do.
 fn implicit() -> Outcome {
     let gpu = Mgpu::first()?;
     let bench = Bench::new(&gpu)?;
     let (x, y) = patterns();
+    let write = uapi::DMA_BUF_SYNC_WRITE;
     let (a, b) = (
         gpu.drm.create_flags(SIZE, EITHER)?,
         gpu.drm.create_flags(SIZE, EITHER)?,
     );
+    let buf = b.export()?;
     bench.vm.bind(&b, HUGE)?;
     for round in 0..4 {
         let (x, y) = (x.derive(round), y.derive(round));
@@ -106,10 +156,12 @@ fn implicit() -> Outcome {
         // The engines work at their own speed.
         gpu.inject_into(COPY, Error::Slow, 30)?;
         gpu.drm.copy((&a, 0), (&b, 0), SIZE)?;
-        let job = bench.vm.exec(&[
+        let ops = [
             Op::checksum(HUGE, SIZE, RESULTS),
             Op::fill(HUGE, SIZE, 0x5a5a_5a5a),
-        ])?;
+        ];
+        let job = bench.vm.exec_after(&ops, &[buf.sync_file(write)?.sync()])?;
+        buf.add_fence(write, &job)?;
         gpu.inject_into(COMPUTE, Error::Slow, 30)?;
         gpu.drm.copy((&b, 0), (&a, 0), SIZE)?.finish()?;
         check_eq!(job.status()?, 1, "status of the job before the copy");
@@ -126,6 +178,48 @@ fn implicit() -> Outcome {
             gpu.inject_into(ring, Error::Slow, 0)?;
         }
     }
+    gpu.clean()
+}
+
+/// A job without operations signals its fence in the order of the queue, whatever is mapped.
+fn empty() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let bench = Bench::new(&gpu)?;
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let before = bench
+        .vm
+        .exec_after(&[Op::add(RESULTS, 1)], &[fence.sync()])?;
+    let behind = bench.vm.exec(&[])?;
+    let late = timeline.fence(2)?;
+    let waits = bench.vm.exec_after(&[], &[late.sync()])?;
+    let last = bench.vm.exec(&[Op::add(RESULTS, 2)])?;
+    check!(
+        !behind.poll(100)?,
+        "a job was done before the one before it"
+    );
+    timeline.step()?;
+    behind.finish()?;
+    for job in [&before, &behind] {
+        check_eq!(job.status()?, 1, "status of a job");
+    }
+    check_eq!(bench.results.read(0), 1, "the job before");
+    check!(!waits.poll(100)?, "an empty job was done before its fence");
+    check_eq!(last.status()?, 0, "status of the job behind it");
+    timeline.step()?;
+    last.finish()?;
+    for job in [&waits, &last] {
+        check_eq!(job.status()?, 1, "status of a job");
+    }
+    check_eq!(bench.results.read(0), 3, "the last job");
+    expect_errno(
+        "an unknown address space",
+        gpu.drm.exec_raw(Exec {
+            vm: 1000,
+            ..bench.vm.argument(&[])
+        }),
+        libc::ENOENT,
+    )?;
     gpu.clean()
 }
 
@@ -639,7 +733,9 @@ fn chaos() -> Outcome {
 
 igt_main! {
     "order", "operations and jobs, behind fences", order;
-    "implicit", "both engines on one object", implicit;
+    "explicit", "jobs that wait for no others", explicit;
+    "implicit", "both engines on one buffer, with its implicit fences", implicit;
+    "empty", "jobs without operations", empty;
     "addresses", "the mask of addresses for DMA", addresses;
     "chaos", "a device that keeps to nothing but its interface", chaos;
     "unmapped", "what jobs use is unmapped behind them", unmapped;

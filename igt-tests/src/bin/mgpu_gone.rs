@@ -26,7 +26,7 @@ use vvram_tests::proc::{Child, Exit, KernelLog, Steps};
 use vvram_tests::rebind::{Probe, Unbinding};
 use vvram_tests::signals::await_sleep;
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::uapi::COPIES_MAX;
+use vvram_tests::uapi::{VvramSync, COPIES_MAX};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop, SysError};
 
 const SIZE: u64 = 16 * PAGE as u64;
@@ -130,8 +130,13 @@ fn mapped(bench: &Bench<'_>, object: &Gem<'_>, import: &Gem<'_>, pattern: Patter
 /// Queues a job that adds up what is mapped at [`HUGE`], and writes the sum to a word of the
 /// results.
 fn adds(bench: &Bench<'_>, word: usize) -> Result<SyncFile, SysError> {
+    adds_after(bench, word, &[])
+}
+
+/// As [`adds`], behind fences.
+fn adds_after(bench: &Bench<'_>, word: usize, ins: &[VvramSync]) -> Result<SyncFile, SysError> {
     let to = RESULTS + 8 * word as u64;
-    bench.vm.exec(&[Op::checksum(HUGE, SIZE, to)])
+    bench.vm.exec_after(&[Op::checksum(HUGE, SIZE, to)], ins)
 }
 
 /// Two GPUs that use memory of each other, of which the second one goes away, and a peer that has
@@ -430,8 +435,10 @@ fn unplugged() -> Outcome {
         sums.push(adds(&fixture.bench, word)?);
     }
     let writes = several(COPIES_MAX, || fixture.write())?;
-    // These wait for the copies of the same memory.
-    let jobs = several(5, || adds(&bench, 0))?;
+    let last = writes
+        .last()
+        .map_or(Err(Stop::fail("no copy")), |last| Ok(last.sync()))?;
+    let jobs = several(5, || adds_after(&bench, 0, &[last]))?;
     fixture.replug()?;
 
     // The unplug has waited for what the other GPU reads, and for the jobs in the ring.

@@ -232,7 +232,7 @@ const EXEC: Layout = layout!(Exec, {
     ops: Array { of: &OP, count: "op_count", stride: "op_size", read: true, null: false },
     in_syncs: Array { of: &WAIT, count: "in_count", stride: "sync_size", read: true, null: false },
     out_syncs: Array { of: &SIGNAL, count: "out_count", stride: "sync_size", read: true, null: false },
-    op_count: Count(32, true),
+    op_count: Count(32, false),
     op_size: Stride(40),
     in_count: Count(64, false),
     out_count: Count(64, false),
@@ -427,7 +427,7 @@ pub(super) static CALLS: &[Call] = &[
         "DRM_IOCTL_MGPU_EXEC",
         compute::EXEC,
         [Mgpu],
-        [ENOENT E2BIG ENOSPC EIO EAGAIN],
+        [ENOENT E2BIG ENOSPC EIO EAGAIN EOPNOTSUPP],
         EXEC
     ),
     call!(

@@ -165,9 +165,9 @@ struct drm_mgpu_getparam {
  * the device does not work any more.
  *
  * All objects that are private to a VM share one reservation, which makes
- * DRM_IOCTL_MGPU_EXEC faster, and jobs of the VM add no implicit fences to
- * them. An export of a private object fails with -EPERM. Other VMs of the file
- * may map it, too, and its lifetime does not depend on that of the VM.
+ * DRM_IOCTL_MGPU_EXEC faster. An export of a private object fails with -EPERM.
+ * Other VMs of the file may map it, too, and its lifetime does not depend on
+ * that of the VM.
  */
 struct drm_mgpu_gem_create {
 	/** @size: in, at least 1; out, rounded up to a page. */
@@ -342,13 +342,13 @@ struct drm_mgpu_sync {
  * or both. The call queues the copy and returns. The copy begins after the
  * fences in @in_syncs, after the copies that the same open file has queued
  * before, and after the implicit fences of both objects: writes to the source,
- * and all accesses to the destination. The call itself does not wait for these
- * fences, but for work at the old place of an imported buffer that has moved
- * and is mapped in a VM. The fence of the copy becomes an implicit fence of
- * both objects, and is put into each entry of @out_syncs, in their order. It
- * signals with an error if the engine could not do the copy, and with
- * -ECANCELED if the file is closed, or the device goes away, before the copy
- * has begun.
+ * and all accesses to the destination. Jobs of DRM_IOCTL_MGPU_EXEC have no
+ * implicit fences. The call itself does not wait for these fences, but for work
+ * at the old place of an imported buffer that has moved and is mapped in a VM.
+ * The fence of the copy becomes an implicit fence of both objects, and is put
+ * into each entry of @out_syncs, in their order. It signals with an error if
+ * the engine could not do the copy, and with -ECANCELED if the file is closed,
+ * or the device goes away, before the copy has begun.
  *
  * A call that fails has queued no copy, and has put no fence anywhere.
  *
@@ -583,10 +583,15 @@ struct drm_mgpu_exec_op {
  *
  * The call validates all objects that are mapped in the VM, and they stay where
  * the engine reaches them until the job is done. The job depends on the fences
- * in @in_syncs, and on the implicit fences of all mapped objects, whether it
- * uses them or not. The fence of the job becomes an implicit write fence of the
- * objects that are not private to the VM, and is put into each entry of
- * @out_syncs, in their order.
+ * in @in_syncs, and its fence is put into each entry of @out_syncs, in their
+ * order. It takes no part in implicit synchronization: it waits for no access
+ * of others to the mapped objects, and none waits for it. To take part, a
+ * client gets a sync file of the implicit fences of a dma-buf by
+ * DMA_BUF_IOCTL_EXPORT_SYNC_FILE, and adds one by
+ * DMA_BUF_IOCTL_IMPORT_SYNC_FILE.
+ *
+ * A job without operations uses no object. Its fence signals after @in_syncs
+ * and after the jobs that the open file has queued before.
  *
  * The fence signals with -EIO if nothing is mapped at an address that the job
  * uses, and with -ETIMEDOUT if the job hangs; in both cases some operations may
@@ -600,23 +605,28 @@ struct drm_mgpu_exec_op {
  * kernel does not know must be zero.
  *
  * Returns -EINVAL for an operation that is unknown or has a field that is not
- * allowed, for no operation or more than DRM_MGPU_EXEC_OPS_MAX, for an op_size
- * that is below DRM_MGPU_EXEC_OP_SIZE_VER0, above 4096, or not a multiple of 8;
+ * allowed, for more operations than DRM_MGPU_EXEC_OPS_MAX, for an op_size
+ * that is below DRM_MGPU_EXEC_OP_SIZE_VER0, above 4096, or not a multiple of 8,
+ * and for a mapped buffer of another device that is not made of whole pages;
  * -E2BIG for an entry that is not zero beyond what the kernel knows; -ENOENT
  * for an unknown VM; -ENOSPC if there is not enough memory for all mapped
  * objects at the same time; -EIO if a mapped object has lost its content, or if
  * the device has failed; -EAGAIN if another task has waited for the work on
  * which the job depends, so that the call has to be repeated; -EINTR if a
  * signal arrived; -ENODEV if the device or its driver is gone, or those of a
- * device that exports a mapped buffer; and for @in_syncs and @out_syncs the
- * errors of struct drm_mgpu_gem_copy.
+ * device that exports a mapped buffer; other errors of the exporter, such as
+ * -EOPNOTSUPP; and for @in_syncs and @out_syncs the errors of struct
+ * drm_mgpu_gem_copy.
  */
 struct drm_mgpu_exec {
 	/** @vm: in, the VM. */
 	__u32 vm;
 	/** @flags: must be zero. */
 	__u32 flags;
-	/** @ops: in, user pointer to struct drm_mgpu_exec_op. */
+	/**
+	 * @ops: in, user pointer to struct drm_mgpu_exec_op; ignored as
+	 * @op_size if @op_count is 0.
+	 */
 	__u64 ops;
 	/** @in_syncs: in, user pointer to struct drm_mgpu_sync to depend on. */
 	__u64 in_syncs;

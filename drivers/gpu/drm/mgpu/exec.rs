@@ -70,7 +70,10 @@ pub(crate) type Jobs = LazyQueue<Queue<ComputeRing>>;
 ///
 /// See `DRM_IOCTL_MGPU_EXEC`.
 fn operations(args: &uapi::drm_mgpu_exec) -> Result<KVec<Operation>> {
-    check((1..=uapi::DRM_MGPU_EXEC_OPS_MAX).contains(&args.op_count))?;
+    check(args.op_count <= uapi::DRM_MGPU_EXEC_OPS_MAX)?;
+    if args.op_count == 0 {
+        return Ok(KVec::new());
+    }
     check(
         (uapi::DRM_MGPU_EXEC_OP_SIZE_VER0..=ENTRY_MAX).contains(&args.op_size)
             && args.op_size % 8 == 0,
@@ -150,9 +153,30 @@ pub(crate) fn exec(
         bound.compute.0.queue(JOBS, dev.ttm.fence_group())
     })?;
 
-    outs.places(file)?
-        .fill(|| submit(dev, &space, queue, program, &fences))?;
+    let queue_job = || match args.op_count {
+        0 => submit_empty(dev, queue, program, &fences),
+        _ => submit(dev, &space, queue, program, &fences),
+    };
+
+    outs.places(file)?.fill(queue_job)?;
     Ok(0)
+}
+
+/// Queues a job without operations: it uses no object, so that no other work has to know it.
+fn submit_empty(
+    dev: &Device<Ioctl>,
+    queue: &Queue<ComputeRing>,
+    program: Arc<Program>,
+    fences: &[ARef<AnyFence>],
+) -> Result<ARef<Fence>> {
+    let permit = queue.permit()?;
+    let _guard = dev.registration_guard().ok_or(ENODEV)?;
+    let mut job = queue.job(Some(permit), ComputeJob::new(program, KVVec::new()))?;
+
+    for fence in fences {
+        job.depend(fence.clone())?;
+    }
+    Ok(job.submit(|_fence| ()))
 }
 
 /// Validates all objects that are mapped in the address space of a job, and queues the job.
@@ -243,13 +267,13 @@ fn try_submit(
             for fence in fences {
                 job.depend(fence.clone())?;
             }
-            // These fences stand for moves of the objects, for jobs that still use the memory which
-            // an object was moved to, and for accesses of other users of the objects.
-            valid.for_each_fence(Usage::Read, |fence| job.depend_on_fence(fence))?;
+            // These fences stand for moves of the objects, and for jobs that still use the memory
+            // which an object was moved to. Clients order accesses by fences of their own.
+            valid.for_each_fence(Usage::Kernel, |fence| job.depend_on_fence(fence))?;
             let slot = valid.reserve(1)?.next().ok_or(EINVAL)?;
 
             Ok(job.submit(|fence| {
-                slot.add_fence(fence, Usage::Bookkeep, Usage::Write);
+                slot.add_fence(fence, Usage::Bookkeep, Usage::Bookkeep);
                 space.set_last(fence);
             }))
         })
