@@ -94,6 +94,7 @@ impl pci::Driver for Core {
 
         let bound: &'bound pci::Device<device::Bound> = pdev;
         let quiet = Quiet(Gpu::new(pdev)?);
+        quiet.0.start(pdev)?;
         let api = Api {
             gpu: quiet.0.clone(),
         };

@@ -129,12 +129,6 @@ impl Gpu {
             }),
         )?;
 
-        // Last, when all memory that the device accesses is allocated.
-        recovery.start(BusMaster::new(pdev)?);
-        // The reset has left the pages of the aperture that another driver may have shown.
-        contexts
-            .invalidator()
-            .invalidate(APERTURE, 0, aperture.len())?;
         Ok(Arc::new(
             Self {
                 vram,
@@ -148,6 +142,19 @@ impl Gpu {
             },
             GFP_KERNEL,
         )?)
+    }
+
+    /// Lets the device access memory, all of which is allocated.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Invalidator::invalidate`]. The device accesses memory until the drop of [`Quiet`].
+    pub(crate) fn start(&self, pdev: &pci::Device<Core<'_>>) -> Result {
+        self.recovery.start(BusMaster::new(pdev)?);
+        // The reset has left the pages of the aperture that another driver may have shown.
+        self.contexts
+            .invalidator()
+            .invalidate(APERTURE, 0, self.aperture.len())
     }
 
     /// Schedules a poll of the rings, in case an interrupt is lost. Called after a job was given to

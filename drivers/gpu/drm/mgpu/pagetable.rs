@@ -227,6 +227,8 @@ impl Tree {
     fn add_middle(&mut self, slot: u64, middle: KBox<Middle>) -> Result {
         let (first, _) = indices(slot);
 
+        // The device may be reading the root, so the table is zero before the root points to it.
+        dma_mb(Write);
         self.root
             .words
             .write(first, [middle.page.words.address(0) | VALID])?;
