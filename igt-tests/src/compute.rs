@@ -21,6 +21,10 @@ pub const PARAM_COMPUTE_RESETS: u32 = 12;
 pub const PARAM_VMS_FREE: u32 = 13;
 /// Memory of page tables.
 pub const PARAM_PAGE_TABLES: u32 = 14;
+/// Jobs of the file that have hung.
+pub const PARAM_JOB_HANGS: u32 = 15;
+/// Copies of the file that have hung.
+pub const PARAM_COPY_HANGS: u32 = 16;
 
 /// How many address spaces a file may have.
 pub const VM_MAX: usize = 16;
@@ -131,6 +135,22 @@ pub struct Exec {
     pub pad: u32,
 }
 
+/// `struct drm_mgpu_vm_failures`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VmFailures {
+    /// The address space.
+    pub vm: u32,
+    /// Out, of the last fault: 0 for a read, 1 for a write.
+    pub access: u32,
+    /// Out, its address.
+    pub address: u64,
+    /// Out, how many jobs have faulted.
+    pub faults: u64,
+    /// Out, how many jobs have hung.
+    pub hangs: u64,
+}
+
 const READ_WRITE: u64 = 3;
 const WRITE: u64 = 1;
 const DRM: u64 = b'd' as u64;
@@ -147,6 +167,8 @@ pub const VM_DESTROY: u64 = number(WRITE, 9, size_of::<VmDestroy>());
 pub const VM_BIND: u64 = number(WRITE, 10, size_of::<VmBind>());
 /// EXEC.
 pub const EXEC: u64 = number(WRITE, 11, size_of::<Exec>());
+/// VM_FAILURES.
+pub const VM_FAILURES: u64 = number(READ_WRITE, 12, size_of::<VmFailures>());
 
 const _: () = {
     // Numbers as the C header computes them.
@@ -154,6 +176,7 @@ const _: () = {
     assert!(VM_DESTROY == 0x4008_6449);
     assert!(VM_BIND == 0x4028_644a);
     assert!(EXEC == 0x4038_644b);
+    assert!(VM_FAILURES == 0xc020_644c);
     assert!(size_of::<Op>() == 40);
 };
 
@@ -276,6 +299,16 @@ impl<'a> Vm<'a> {
     /// Its number.
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// The jobs that have failed by themselves.
+    pub fn failures(&self) -> Result<VmFailures, SysError> {
+        let mut argument = VmFailures {
+            vm: self.number,
+            ..Default::default()
+        };
+        call(self.drm.fd(), VM_FAILURES, &mut argument, "VM_FAILURES")?;
+        Ok(argument)
     }
 
     /// The number of the address space, which is not destroyed before its file is closed.

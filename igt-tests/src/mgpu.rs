@@ -289,6 +289,13 @@ impl Impatient {
         Ok(Self(()))
     }
 
+    /// As [`Self::new`], with a timeout that each entry of a slow job meets.
+    #[track_caller]
+    pub fn less() -> Result<Self, Stop> {
+        rebind::reload(DRIVER, &["timeout_ms=2000"])?;
+        Ok(Self(()))
+    }
+
     /// As [`Self::new`], with a timeout that is longer than any test.
     #[track_caller]
     pub fn never() -> Result<Self, Stop> {

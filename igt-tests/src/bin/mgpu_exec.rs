@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use vvram_tests::compute::{
-    ballast, sum, Bench, Exec, Op, HUGE, JOBS_MAX, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS,
+    ballast, sum, Bench, Exec, Op, VmFailures, HUGE, JOBS_MAX, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS,
     PARAM_VMS_FREE, RESULTS,
 };
 use vvram_tests::drm::EITHER;
@@ -489,6 +489,48 @@ fn hang() -> Outcome {
     fails(Some(Error::Hang), libc::ETIMEDOUT)
 }
 
+/// A client learns which of its jobs have failed by themselves, and of a fault where.
+fn failures() -> Outcome {
+    let _impatient = Impatient::new()?;
+    let gpu = Mgpu::first()?;
+    let (bench, other) = (Bench::new(&gpu)?, Bench::new(&gpu)?);
+    let mut want = VmFailures {
+        vm: bench.vm.number(),
+        ..Default::default()
+    };
+    check_eq!(bench.vm.failures()?, want, "at first");
+    let (read, write) = (HUGE + 2 * PAGE64, 5 * HUGE + PAGE64);
+    for (access, (op, address)) in [
+        (Op::checksum(read, 8, RESULTS), read),
+        (Op::fill(write, 8, 1), write),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        check_eq!(bench.vm.run(&[op])?, -libc::EIO, "status of {op:?}");
+        want = VmFailures {
+            access: access as u32,
+            address,
+            faults: want.faults + 1,
+            ..want
+        };
+        check_eq!(bench.vm.failures()?, want, "after {op:?}");
+    }
+    // A job behind the fence of the driver, with which the ring begins after its reset.
+    bench.vm.done(&[Op::add(RESULTS, 1)])?;
+    gpu.inject_into(COMPUTE, Error::Hang, 0)?;
+    let hung = bench.vm.run(&[Op::add(RESULTS, 1)])?;
+    check_eq!(hung, -libc::ETIMEDOUT, "status of a job that hangs");
+    want.hangs = 1;
+    check_eq!(bench.vm.failures()?, want, "after the hang");
+    let innocent = VmFailures {
+        vm: other.vm.number(),
+        ..Default::default()
+    };
+    check_eq!(other.vm.failures()?, innocent, "of another address space");
+    gpu.clean()
+}
+
 /// Both engines hang, with jobs behind.
 fn both_hang() -> Outcome {
     let _impatient = Impatient::new()?;
@@ -744,6 +786,7 @@ igt_main! {
     "full", "jobs that wait for room in the queue of their file", full;
     "fault", "nothing is mapped, and errors of the engine", fault;
     "hang", "a job that hangs", hang;
+    "failures", "what a client is told about its jobs that fail", failures;
     "both-hang", "on both rings", both_hang;
     "given-up", "address spaces and files with jobs", given_up;
     "bad-input", "operations with fields that they do not use", bad_input;

@@ -4,7 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use vvram_tests::compute::{ballast, Bench, Op, HUGE, PARAM_COMPUTE_RESETS, RESULTS};
+use vvram_tests::compute::{
+    ballast, Bench, Op, HUGE, PARAM_COMPUTE_RESETS, PARAM_COPY_HANGS, PARAM_JOB_HANGS, RESULTS,
+};
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::failure::Events;
 use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed};
@@ -15,11 +17,17 @@ use vvram_tests::mgpu::{
 use vvram_tests::pattern::Pattern;
 use vvram_tests::proc::KernelLog;
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::{check, check_eq, check_ok, igt_main, uapi, Outcome, Stop, SysError};
+use vvram_tests::{
+    check, check_eq, check_ok, expect_errno, igt_main, uapi, Outcome, Stop, SysError,
+};
 
 const SIZE: u64 = 16 * PAGE64;
 /// The size of the first object that is moved by the CPU, in pages.
 const FIRST: u64 = 1;
+/// How many operations of a job have one fence.
+const ENTRIES: u64 = 7;
+/// How many jobs of a file hang until it gets no more: `HANGS_MAX` of `kernel::drm::queue`.
+const HANGS_MAX: u64 = 3;
 
 /// A copy of a client fails with an error; the copies behind it are done, and the destination of
 /// the failed copy is unchanged.
@@ -290,17 +298,21 @@ fn invalidation() -> Outcome {
 /// was done is not run again.
 fn late() -> Outcome {
     let _impatient = Impatient::new()?;
-    let gpu = Mgpu::first()?;
     let (a, b) = patterns();
-    let objects: Vec<_> = (0..5)
-        .map(|_| gpu.drm.create(SIZE))
-        .collect::<Result<_, _>>()?;
-    let [from, to, x, y, z] = objects.as_slice() else {
-        unreachable!("there are five");
-    };
     for late in (696..720).step_by(2) {
+        // Too many hangs would close the queue of one client.
+        let gpu = Mgpu::first()?;
+        let objects: Vec<_> = (0..5)
+            .map(|_| gpu.drm.create(SIZE))
+            .collect::<Result<_, _>>()?;
+        let [from, to, x, y, z] = objects.as_slice() else {
+            unreachable!("there are five");
+        };
+        // All of them are cleared by then.
+        for object in &objects {
+            object.map()?.set(0);
+        }
         x.map()?.fill(a);
-        y.map()?.set(0);
         z.map()?.fill(b);
         gpu.inject(Error::Late, late)?;
         let copies =
@@ -316,7 +328,29 @@ fn late() -> Outcome {
         }
         holds(y, a, "what was copied first")?;
         holds(x, b, "what was copied behind that")?;
+        drop(objects);
+        gpu.clean()?;
     }
+    Ok(())
+}
+
+/// A job takes longer than the timeout, but none of its entries does: it does not hang.
+fn slow() -> Outcome {
+    let _impatient = Impatient::less()?;
+    let gpu = Mgpu::first()?;
+    let bench = Bench::new(&gpu)?;
+    let resets = gpu.drm.getparam(PARAM_COMPUTE_RESETS)?;
+    let ops: Vec<_> = (0..ENTRIES)
+        .map(|word| Op::add(RESULTS + 8 * word, word + 1))
+        .collect();
+    bench.results.set(0);
+    gpu.inject_into(COMPUTE, Error::Slow, 400)?;
+    bench.vm.done(&ops)?;
+    gpu.inject_into(COMPUTE, Error::Slow, 0)?;
+    for word in 0..ENTRIES {
+        check_eq!(bench.results.read(word as usize), word + 1, "word {word}");
+    }
+    check_eq!(gpu.drm.getparam(PARAM_COMPUTE_RESETS)?, resets, "resets");
     gpu.clean()
 }
 
@@ -501,6 +535,66 @@ fn jobs_behind() -> Outcome {
     Ok(())
 }
 
+/// A client whose jobs hang again and again gets no more of the engine. Its copies, and other
+/// clients, go on.
+fn banned() -> Outcome {
+    let _impatient = Impatient::new()?;
+    let (gpu, other) = (Mgpu::first()?, Mgpu::first()?);
+    let (bench, theirs) = (Bench::new(&gpu)?, Bench::new(&other)?);
+    let job = || bench.vm.exec(&[Op::add(RESULTS, 1)]);
+    bench.results.set(0);
+    let mut behind = Vec::new();
+    for hangs in 1..=HANGS_MAX {
+        // Behind the fence of the driver, with which the ring begins after its reset.
+        theirs.vm.done(&[Op::fill(RESULTS, 8, 6)])?;
+        gpu.inject_into(COMPUTE, Error::Hang, 0)?;
+        let hung = job()?;
+        if hangs == HANGS_MAX {
+            // More than the ring takes. The client may be banned meanwhile.
+            behind.extend((0..2 * BEHIND).map(|_| job()));
+        }
+        theirs.vm.done(&[Op::fill(RESULTS, 8, 7)])?;
+        hung.finish()?;
+        check_eq!(hung.status()?, -libc::ETIMEDOUT, "the job that hung");
+        check_eq!(gpu.drm.getparam(PARAM_JOB_HANGS)?, hangs, "hangs");
+    }
+
+    let mut done = 0;
+    for (index, job) in behind.into_iter().enumerate() {
+        let end = match job {
+            Ok(fence) => {
+                fence.finish()?;
+                fence.status()?
+            }
+            Err(error) => -error.errno,
+        };
+        if end == 1 {
+            check_eq!(done, index, "jobs that were done before one");
+            done += 1;
+        } else {
+            check_eq!(end, -libc::ECANCELED, "what came of job {index}");
+        }
+    }
+    println!("{done} jobs were in the ring");
+    check!(done < 2 * BEHIND, "no job was cancelled");
+    check_eq!(bench.results.read(0), done as u64, "sum of the jobs");
+    expect_errno("a job", job().map(drop), libc::ECANCELED)?;
+
+    check_eq!(gpu.drm.getparam(PARAM_COPY_HANGS)?, 0, "copies that hung");
+    check_eq!(other.drm.getparam(PARAM_JOB_HANGS)?, 0, "hangs of another");
+    let (x, _) = patterns();
+    let (from, to) = (gpu.drm.create(SIZE)?, gpu.drm.create(SIZE)?);
+    from.map()?.fill(x);
+    gpu.drm.copy((&from, 0), (&to, 0), SIZE)?.finish()?;
+    holds(&to, x, "what was copied")?;
+    theirs.vm.done(&[Op::fill(RESULTS, 8, 8)])?;
+    let new = Mgpu::first()?;
+    Bench::new(&new)?.vm.done(&[Op::fill(RESULTS, 8, 9)])?;
+    new.clean()?;
+    other.clean()?;
+    gpu.clean()
+}
+
 igt_main! {
     "hang", "a copy that hangs", hang;
     "fault", "a copy that faults", fault;
@@ -514,5 +608,7 @@ igt_main! {
     "late", "a job that ends while its ring is reset", late;
     "copies-behind", "a copy that hangs, with copies of two clients behind it", copies_behind;
     "jobs-behind", "the same on the compute engine", jobs_behind;
+    "slow", "a job that takes longer than the timeout, but makes progress", slow;
+    "banned", "a client whose jobs hang again and again", banned;
     "limited", "jobs that fault again and again", limited;
 }

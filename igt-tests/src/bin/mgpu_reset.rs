@@ -6,8 +6,8 @@
 use std::time::{Duration, Instant};
 
 use vvram_tests::compute::{
-    ballast, sum, Bench, Op, Vm, HUGE, PARAM_COMPUTE_RESETS, PARAM_PAGE_TABLES, PARAM_VMS_FREE,
-    RESULTS,
+    ballast, sum, Bench, Op, Vm, HUGE, PARAM_COMPUTE_RESETS, PARAM_COPY_HANGS, PARAM_PAGE_TABLES,
+    PARAM_VMS_FREE, RESULTS,
 };
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::failure::{is_taken_away, no_dump, says, take_dump, Events};
@@ -644,6 +644,8 @@ fn lifeless() -> Outcome {
             "resets of the ring"
         );
         check!(!gpu.pci.is_master()?, "it is a bus master");
+        // No job is to blame for a ring that does not reach the first fence after a reset.
+        check_eq!(gpu.drm.getparam(PARAM_COPY_HANGS)?, 1, "copies that hung");
         let copy = gpu.drm.copy((&from, 0), (&to, 0), SIZE);
         check!(
             copy.is_err_and(|error| [libc::EIO, libc::ENODEV].contains(&error.errno)),

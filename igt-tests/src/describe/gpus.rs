@@ -3,7 +3,7 @@
 //! The ioctls of vvram, mgpu and avram.
 
 use super::{call, get, layout, set, Call, File, Kind, Layout, Thing};
-use crate::compute::{self, Exec, Op, VmBind, VmCreate, VmDestroy};
+use crate::compute::{self, Exec, Op, VmBind, VmCreate, VmDestroy, VmFailures};
 use crate::uapi::{
     self, AvramGemCreate, PeerAttachment, PeerAttachments, PeerQuery, VvramGemCopy, VvramGemCreate,
     VvramGemImportInfo, VvramGemInfo, VvramGemMmapOffset, VvramGetparam, VvramSvmRange, VvramSync,
@@ -429,6 +429,19 @@ pub(super) static CALLS: &[Call] = &[
         [Mgpu],
         [ENOENT E2BIG ENOSPC EIO EAGAIN EOPNOTSUPP],
         EXEC
+    ),
+    call!(
+        "DRM_IOCTL_MGPU_VM_FAILURES",
+        compute::VM_FAILURES,
+        [Mgpu],
+        [ENOENT],
+        layout!(VmFailures, {
+            vm: Handle(Vm, ENOENT),
+            access: Zero,
+            address: Zero,
+            faults: Zero,
+            hangs: Zero,
+        })
     ),
     call!(
         "DRM_IOCTL_AVRAM_GEM_CREATE",

@@ -34,6 +34,7 @@ extern "C" {
 #define DRM_MGPU_VM_DESTROY		0x09
 #define DRM_MGPU_VM_BIND		0x0a
 #define DRM_MGPU_EXEC			0x0b
+#define DRM_MGPU_VM_FAILURES		0x0c
 
 /**
  * enum drm_mgpu_param - parameters that DRM_IOCTL_MGPU_GETPARAM returns
@@ -106,6 +107,23 @@ enum drm_mgpu_param {
 	 * all VMs use, in bytes.
 	 */
 	DRM_MGPU_PARAM_PAGE_TABLES = 14,
+	/**
+	 * @DRM_MGPU_PARAM_JOB_HANGS: how many jobs of this open file have hung.
+	 * Each holds up all other clients, so with DRM_MGPU_PARAM_HANGS_MAX of
+	 * them the jobs that have not begun are cancelled, and the file can
+	 * queue no more: DRM_IOCTL_MGPU_EXEC returns -ECANCELED.
+	 */
+	DRM_MGPU_PARAM_JOB_HANGS = 15,
+	/**
+	 * @DRM_MGPU_PARAM_COPY_HANGS: the same for copies, and
+	 * DRM_IOCTL_MGPU_GEM_COPY.
+	 */
+	DRM_MGPU_PARAM_COPY_HANGS = 16,
+	/**
+	 * @DRM_MGPU_PARAM_HANGS_MAX: how many jobs, or copies, of an open file
+	 * may hang until it can queue no more.
+	 */
+	DRM_MGPU_PARAM_HANGS_MAX = 24,
 };
 
 /**
@@ -365,9 +383,10 @@ struct drm_mgpu_sync {
  * descriptor left; -ENOENT for an unknown handle; -EIO for an object that has
  * lost its content; -EAGAIN if the buffer of another device, which has moved,
  * was given more work during the wait for that at its old place, so that the
- * call has to be repeated; -EINTR if a signal arrived; -ENODEV if the device or
- * its driver is gone, or those of a device that exports one of the buffers; and
- * other errors of the exporter, such as -EOPNOTSUPP and -ENOSPC.
+ * call has to be repeated; -ECANCELED if copies of the open file have hung, see
+ * DRM_MGPU_PARAM_COPY_HANGS; -EINTR if a signal arrived; -ENODEV if the device
+ * or its driver is gone, or those of a device that exports one of the buffers;
+ * and other errors of the exporter, such as -EOPNOTSUPP and -ENOSPC.
  */
 struct drm_mgpu_gem_copy {
 	/** @src: in, handle of the object that is read. */
@@ -595,8 +614,9 @@ struct drm_mgpu_exec_op {
  *
  * The fence signals with -EIO if nothing is mapped at an address that the job
  * uses, and with -ETIMEDOUT if the job hangs; in both cases some operations may
- * be done, in part or as a whole. It signals with -ECANCELED if the file is
- * closed, or the device goes away, before the job has begun.
+ * be done, in part or as a whole, and DRM_IOCTL_MGPU_VM_FAILURES tells more. It
+ * signals with -ECANCELED if the file is closed, the device goes away, or too
+ * many jobs of the file have hung, before the job has begun.
  *
  * A call that fails has queued no job, and has put no fence anywhere.
  *
@@ -612,7 +632,8 @@ struct drm_mgpu_exec_op {
  * for an unknown VM; -ENOSPC if there is not enough memory for all mapped
  * objects at the same time; -EIO if a mapped object has lost its content, or if
  * the device has failed; -EAGAIN if another task has waited for the work on
- * which the job depends, so that the call has to be repeated; -EINTR if a
+ * which the job depends, so that the call has to be repeated; -ECANCELED if
+ * jobs of the open file have hung, see DRM_MGPU_PARAM_JOB_HANGS; -EINTR if a
  * signal arrived; -ENODEV if the device or its driver is gone, or those of a
  * device that exports a mapped buffer; other errors of the exporter, such as
  * -EOPNOTSUPP; and for @in_syncs and @out_syncs the errors of struct
@@ -651,6 +672,42 @@ struct drm_mgpu_exec {
 	__u32 sync_size;
 	/** @pad: must be zero. */
 	__u32 pad;
+};
+
+/**
+ * enum drm_mgpu_access - an access of an engine to memory
+ */
+enum drm_mgpu_access {
+	/** @DRM_MGPU_ACCESS_READ: a read. */
+	DRM_MGPU_ACCESS_READ = 0,
+	/** @DRM_MGPU_ACCESS_WRITE: a write. */
+	DRM_MGPU_ACCESS_WRITE = 1,
+};
+
+/**
+ * struct drm_mgpu_vm_failures - argument of DRM_IOCTL_MGPU_VM_FAILURES
+ *
+ * Returns which jobs of a VM have failed by themselves: those that have faulted,
+ * whose fences have signalled with -EIO, and those that have hung, -ETIMEDOUT.
+ * Other jobs may have ended with -EIO because the device was reset.
+ */
+struct drm_mgpu_vm_failures {
+	/** @vm: in, -ENOENT if unknown. */
+	__u32 vm;
+	/**
+	 * @access: out, one of enum drm_mgpu_access: that of the last fault.
+	 * This and what follows must be zero on input.
+	 */
+	__u32 access;
+	/**
+	 * @address: out, the virtual address of the last fault; 0 if that was
+	 * not because of the address.
+	 */
+	__u64 address;
+	/** @faults: out, how many jobs have faulted. */
+	__u64 faults;
+	/** @hangs: out, how many jobs have hung. */
+	__u64 hangs;
 };
 
 /* An enum, so that Rust's bindgen resolves the numbers. */
@@ -695,6 +752,9 @@ enum {
 	DRM_IOCTL_MGPU_EXEC =
 		DRM_IOW(DRM_COMMAND_BASE + DRM_MGPU_EXEC,
 			struct drm_mgpu_exec),
+	DRM_IOCTL_MGPU_VM_FAILURES =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_VM_FAILURES,
+			 struct drm_mgpu_vm_failures),
 };
 
 #if defined(__cplusplus)

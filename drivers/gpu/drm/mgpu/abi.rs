@@ -157,3 +157,14 @@ const _: () = {
     assert!(offset_of!(T, pad) == 52);
     assert!(size_of::<T>() == 56);
 };
+
+const _: () = {
+    use uapi::drm_mgpu_vm_failures as T;
+
+    assert!(offset_of!(T, vm) == 0);
+    assert!(offset_of!(T, access) == 4);
+    assert!(offset_of!(T, address) == 8);
+    assert!(offset_of!(T, faults) == 16);
+    assert!(offset_of!(T, hangs) == 24);
+    assert!(size_of::<T>() == 32);
+};

@@ -133,6 +133,27 @@ pub(crate) fn vm_destroy(
     Ok(0)
 }
 
+/// Serves `DRM_IOCTL_MGPU_VM_FAILURES`.
+pub(crate) fn vm_failures(
+    _dev: &Device<Registered>,
+    _bound: &Bound<'_>,
+    args: &mut uapi::drm_mgpu_vm_failures,
+    file: &drm::File<File>,
+) -> Result<u32> {
+    check(args.access == 0 && args.address == 0 && args.faults == 0 && args.hangs == 0)?;
+
+    let failures = file.inner().get_ref().vms().find(args.vm)?.failures();
+    args.access = if failures.last.is_write {
+        uapi::drm_mgpu_access_DRM_MGPU_ACCESS_WRITE
+    } else {
+        uapi::drm_mgpu_access_DRM_MGPU_ACCESS_READ
+    };
+    args.address = failures.last.address;
+    args.faults = failures.faults;
+    args.hangs = failures.hangs;
+    Ok(0)
+}
+
 /// Returns the range of `size` bytes from `start` on.
 ///
 /// # Errors

@@ -261,5 +261,6 @@ impl drm::Driver for Driver {
         (MGPU_VM_DESTROY, drm_mgpu_vm_destroy, ioctl::RENDER_ALLOW, bind::vm_destroy),
         (MGPU_VM_BIND, drm_mgpu_vm_bind, ioctl::RENDER_ALLOW, bind::vm_bind, Ioctl),
         (MGPU_EXEC, drm_mgpu_exec, ioctl::RENDER_ALLOW, exec::exec, Ioctl),
+        (MGPU_VM_FAILURES, drm_mgpu_vm_failures, ioctl::RENDER_ALLOW, bind::vm_failures),
     }
 }

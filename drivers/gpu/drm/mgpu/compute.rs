@@ -17,6 +17,7 @@ use crate::{
         RingJob, //
     },
     gpu::Gpu,
+    memory::Fault,
     ring::{
         self,
         Entries,
@@ -106,6 +107,10 @@ impl Entries for Program {
         self.operations
             .iter()
             .fold(0, |sum, operation| sum.saturating_add(operation.bytes()))
+    }
+
+    fn failed(&self, fault: Option<Fault>) {
+        self.space.note_failure(fault);
     }
 }
 

@@ -9,7 +9,11 @@ use kernel::{
             peer,
             BaseObject, //
         },
-        queue::LazyQueue,
+        queue::{
+            LazyQueue,
+            Queue,
+            HANGS_MAX, //
+        },
         ttm::{
             CopyQueue,
             PinAccount, //
@@ -120,11 +124,12 @@ impl File {
         dev: &Device<Registered>,
         bound: &Bound<'_>,
         args: &mut uapi::drm_mgpu_getparam,
-        _file: &drm::File<File>,
+        file: &drm::File<File>,
     ) -> Result<u32> {
         check(args.pad == 0 && args.value == 0)?;
 
         let gpu = &bound.gpu;
+        let file = file.inner().get_ref();
         args.value = match args.param {
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_VRAM_SIZE => dev.ttm.vram_size(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_APERTURE_SIZE => gpu.aperture.len(),
@@ -141,6 +146,13 @@ impl File {
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_COMPUTE_RESETS => gpu.resets(COMPUTE),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_VMS_FREE => gpu.contexts.free(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_PAGE_TABLES => gpu.contexts.memory(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_JOB_HANGS => {
+                file.jobs().get().map_or(0, Queue::hangs).into()
+            }
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_COPY_HANGS => {
+                file.copies().get().map_or(0, CopyQueue::hangs).into()
+            }
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_HANGS_MAX => HANGS_MAX.into(),
             _ => return Err(EINVAL),
         };
         Ok(0)

@@ -91,14 +91,31 @@ impl Words {
     }
 }
 
+/// How many records of faults the status page has.
+const RECORDS: u64 = 16;
+
 /// The page that the device writes to.
 pub(crate) struct Status(Words);
+
+/// An access of an engine that has failed.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Fault {
+    pub(crate) address: u64,
+    pub(crate) is_write: bool,
+    /// The address is one of the address space of the job. Else it is one of the bus, or of VRAM.
+    pub(crate) is_virtual: bool,
+}
+
+/// Nothing is mapped at a virtual address, or a page that is read-only.
+const FAULTS_OF_ADDRESSES: core::ops::RangeInclusive<u32> = 2..=3;
 
 /// The part of the status page that is about one ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingStatus {
     /// The value of the last fence that was reached.
     pub(crate) fence: u64,
+    /// How many entries are done since the last reset, modulo 2^32.
+    pub(crate) done: u32,
     /// Why the ring has stopped, or 0.
     pub(crate) error: u32,
 }
@@ -123,15 +140,17 @@ impl Status {
 
         // The error is read first, so that the fence covers all submissions that were done before
         // the ring stopped.
-        let error = self.0.read(first + 1)? >> 32;
+        let state = self.0.read(first + 1)?;
         barrier::dma_mb(barrier::Read);
         let fence = self.0.read(first)?;
         // Data that the device wrote before the fence is read after it.
         barrier::dma_mb(barrier::Read);
         Ok(RingStatus {
             fence,
+            // CAST: The lower half of a word.
+            done: state as u32,
             // CAST: The upper half of a word.
-            error: error as u32,
+            error: (state >> 32) as u32,
         })
     }
 
@@ -170,18 +189,27 @@ impl Status {
         Ok(number as u32)
     }
 
-    /// Returns the address and the number of the entry of the last fault, if there was one.
-    pub(crate) fn fault(&self) -> Result<Option<(u64, u32)>> {
+    /// Returns the last fault of a ring, if there is a record of it.
+    pub(crate) fn fault(&self, ring: usize) -> Result<Option<Fault>> {
         let count = self.0.read(0x800 / 8)? >> 32;
-        let Some(last) = count.checked_sub(1) else {
-            return Ok(None);
-        };
-        let first = 0x900 / 8 + (last % 16) as usize * 4;
 
-        // CAST: The lower half of a word.
-        Ok(Some((
-            self.0.read(first + 1)?,
-            self.0.read(first + 3)? as u32,
-        )))
+        // The device writes a record before it counts it.
+        barrier::dma_mb(barrier::Read);
+        for number in (count.saturating_sub(RECORDS)..count).rev() {
+            let first = 0x900 / 8 + (number % RECORDS) as usize * 4;
+
+            if self.0.read(first)? >> 32 == ring as u64 {
+                let word = self.0.read(first + 2)?;
+                // CAST: The halves of a word.
+                let (access, error) = (word as u32, (word >> 32) as u32);
+
+                return Ok(Some(Fault {
+                    address: self.0.read(first + 1)?,
+                    is_write: access != 0,
+                    is_virtual: FAULTS_OF_ADDRESSES.contains(&error),
+                }));
+            }
+        }
+        Ok(None)
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! 1. A ring that is stuck, or has stopped with an error, is reset.
 //! 2. The whole device is reset if the reset of a ring is not completed, or if the ring was stuck
-//!    [`LIMIT`] times in a row and completed no entry in between. (After a reset of a ring its
+//!    [`LIMIT`] times in a row and reached no fence in between. (After a reset of a ring its
 //!    first entry is a fence of the driver, so a ring that completes nothing is not stuck because
 //!    of a job.) Then rings, status page and table of contexts are set up again. VRAM and the
 //!    aperture keep their content. The jobs that were in a ring end with an error.

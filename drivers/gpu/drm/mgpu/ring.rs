@@ -50,6 +50,7 @@ use kernel::{
 
 use crate::{
     memory::{
+        Fault,
         RingStatus,
         Status,
         Words, //
@@ -127,6 +128,10 @@ pub(crate) trait Entries: Send + Sync + 'static {
 
     /// Returns how many bytes it works on, for a dump.
     fn bytes(&self) -> u64;
+
+    /// Takes note that the job has failed by itself, before it ends: by a fault, or because it
+    /// hangs. In the same context as [`Self::write`].
+    fn failed(&self, _fault: Option<Fault>) {}
 }
 
 /// The space for a part of a job: entries of the ring, and words of memory for data that the
@@ -216,12 +221,19 @@ struct State<E: Entries> {
     submitted: u64,
     /// The number of the last submission that is done, or was lost in a reset.
     reached: u64,
+    /// How many entries were done when that was looked at last. A job may have many large ones.
+    done: u32,
     /// The time of the last progress.
     since: Instant<Monotonic>,
+    /// The time of the last progress of submissions.
+    fenced: Instant<Monotonic>,
     /// The epoch that this state belongs to.
     epoch: u64,
     /// The ring was reset, and no submission was written since.
     is_unproven: bool,
+    /// The number of the first submission since the last reset, which is a fence of the driver: the
+    /// ring works if it has reached that.
+    proof: u64,
 }
 
 impl<E: Entries> Begun<E> {
@@ -244,6 +256,19 @@ impl<E: Entries> State<E> {
         self.submitted != self.reached
     }
 
+    /// Returns whether the ring does not even reach the fence of the driver behind its reset, so
+    /// that no job is to blame.
+    fn is_dead(&self) -> bool {
+        self.reached < self.proof
+    }
+
+    /// Notes for the first job that it has failed by itself.
+    fn note_failure(&self, fault: Option<Fault>) {
+        if let Some(job) = self.jobs.first().filter(|job| job.is_begun) {
+            job.entries.failed(fault);
+        }
+    }
+
     /// Ends the jobs up to a submission that is done. Returns whether there was progress.
     fn reach(&mut self, fence: u64) -> bool {
         let fence = fence.min(self.submitted);
@@ -252,6 +277,7 @@ impl<E: Entries> State<E> {
         if is_progress {
             self.reached = fence;
             self.since = Instant::now();
+            self.fenced = self.since;
         }
         while self
             .jobs
@@ -337,9 +363,12 @@ impl<E: Entries> Ring<E> {
                     written: 0,
                     submitted: reached,
                     reached,
+                    done: 0,
                     since: Instant::now(),
+                    fenced: Instant::now(),
                     epoch,
                     is_unproven: false,
+                    proof: reached,
                 }, "mgpu::Ring"),
             }),
             GFP_KERNEL,
@@ -403,6 +432,10 @@ impl<E: Entries> Ring<E> {
     fn reach(&self, state: &mut State<E>) -> Result<RingStatus> {
         let status = self.status.ring(self.index)?;
 
+        if state.done != status.done {
+            state.done = status.done;
+            state.since = Instant::now();
+        }
         if state.reach(status.fence) {
             self.recovery.progress(self.index);
         }
@@ -449,16 +482,26 @@ impl<E: Entries> Ring<E> {
             Err(e) => return Verdict::Reset(e),
         };
 
+        // Who unbinds the driver does not wait for each entry.
+        let since = if limit < timeout_ms() {
+            state.fenced
+        } else {
+            state.since
+        };
+
         if self.recovery.is_paused() {
             Verdict::Busy
         } else if self.recovery.is_gone() {
             Verdict::Reset(ENODEV)
         } else if error != 0 {
             Verdict::Reset(EIO)
-        } else if !state.is_busy() || state.since.elapsed() < Delta::from_millis(limit.into()) {
+        } else if !state.is_busy() || since.elapsed() < Delta::from_millis(limit.into()) {
             Verdict::Busy
-        } else {
+        } else if state.is_dead() {
+            // No job is to blame.
             Verdict::Reset(ETIMEDOUT)
+        } else {
+            Verdict::Hung(ETIMEDOUT)
         }
     }
 
@@ -503,13 +546,17 @@ impl<E: Entries> Ring<E> {
         }
 
         let is_stopped = status.is_ok_and(|status| status.error != 0);
+        let is_dead = state.is_dead();
         let error = if is_stopped { EIO } else { ETIMEDOUT };
+        let fault = is_stopped.then(|| {
+            let record = self.status.fault(self.index);
+
+            record.ok().flatten().unwrap_or_default()
+        });
         let is_reported = self.recovery.limit.allows();
         if is_reported {
-            if is_stopped {
-                let fault = self.status.fault().ok().flatten().unwrap_or_default();
-
-                dev_info!(self.dev, "the last fault was at {:#x}\n", fault.0);
+            if let Some(fault) = &fault {
+                dev_info!(self.dev, "the last fault was at {:#x}\n", fault.address);
             }
             dev_info!(
                 self.dev,
@@ -526,6 +573,9 @@ impl<E: Entries> Ring<E> {
         // A job that the ring has completed until its reset must not run again, because its memory
         // may belong to the job behind it.
         let _ = self.reach(&mut state);
+        if result.is_ok() && (is_stopped || !is_dead) {
+            state.note_failure(fault);
+        }
 
         let result = match result {
             Ok(Reset::Ring) => {
@@ -579,6 +629,7 @@ impl<E: Entries> Ring<E> {
         };
         if !state.is_busy() {
             state.since = Instant::now();
+            state.fenced = state.since;
         }
         if state.is_unproven && !state.jobs.is_empty() && !state.is_busy() {
             // A fence in front of all jobs: if the ring does not reach it, the ring itself is
@@ -589,6 +640,7 @@ impl<E: Entries> Ring<E> {
                 state.submitted = number;
                 state.written = state.written.wrapping_add(count);
                 state.is_unproven = false;
+                state.proof = number;
             }
         }
         while state.submitted - state.reached < SLOTS as u64 {

@@ -78,6 +78,7 @@ use crate::{
     },
     contexts::Contexts,
     gem::Bo,
+    memory::Fault,
     pagetable::{
         extend,
         Freed,
@@ -111,6 +112,18 @@ pub(crate) struct AddressSpace {
     turns: Mutex<usize>,
     #[pin]
     turn_ended: CondVar,
+    /// Taken in the path that leads to the signal of a fence; nothing is taken inside of it.
+    #[pin]
+    failures: Mutex<Failures>,
+}
+
+/// The jobs of an address space that have failed by themselves.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Failures {
+    pub(crate) faults: u64,
+    /// The last of them.
+    pub(crate) last: Fault,
+    pub(crate) hangs: u64,
 }
 
 /// The turn of a task that changes mappings, see [`AddressSpace::turn`].
@@ -154,6 +167,7 @@ impl AddressSpace {
                 foreign <- new_mutex!(KVVec::new(), "mgpu::AddressSpace::foreign"),
                 turns <- new_mutex!(0, "mgpu::AddressSpace::turns"),
                 turn_ended <- new_condvar!("mgpu::AddressSpace::turn_ended"),
+                failures <- new_mutex!(Failures::default(), "mgpu::AddressSpace::failures"),
             }),
             GFP_KERNEL,
         )
@@ -172,6 +186,29 @@ impl AddressSpace {
     /// Returns the page tables.
     pub(crate) fn table(&self) -> &PageTable {
         &self.table
+    }
+
+    /// Takes note of a job that has faulted, or hangs.
+    pub(crate) fn note_failure(&self, fault: Option<Fault>) {
+        let mut failures = self.failures.lock();
+
+        match fault {
+            Some(fault) => {
+                failures.faults += 1;
+                // A client learns nothing about other addresses.
+                failures.last = if fault.is_virtual {
+                    fault
+                } else {
+                    Fault::default()
+                };
+            }
+            None => failures.hangs += 1,
+        }
+    }
+
+    /// Returns which jobs have failed by themselves.
+    pub(crate) fn failures(&self) -> Failures {
+        *self.failures.lock()
     }
 
     /// Sets the fence of the last job. Called with the reservations held.
