@@ -17,8 +17,8 @@ use crate::{Stop, SysError};
 
 /// Resets of the ring of the compute engine.
 pub const PARAM_COMPUTE_RESETS: u32 = 12;
-/// How many more address spaces can be created.
-pub const PARAM_VMS_FREE: u32 = 13;
+/// How many address spaces there are.
+pub const PARAM_VMS: u32 = 13;
 /// Memory of page tables.
 pub const PARAM_PAGE_TABLES: u32 = 14;
 /// Jobs of the file that have hung.

@@ -533,11 +533,9 @@ impl Usage {
     fn of_model(pci: &PciDevice) -> Result<Self, Stop> {
         let gpu = Mgpu::open(pci)?;
         let named = |name, param| Ok::<_, Stop>((name, gpu.drm.getparam(param)?));
-        let free = [
-            named("aperture", mgpu::PARAM_APERTURE_FREE)?,
-            named("address spaces", compute::PARAM_VMS_FREE)?,
-        ];
+        let free = [named("aperture", mgpu::PARAM_APERTURE_FREE)?];
         let used = [
+            named("address spaces", compute::PARAM_VMS)?,
             named("page tables", compute::PARAM_PAGE_TABLES)?,
             named("mapped memory", mgpu::PARAM_DMA_MAPPED)?,
         ];

@@ -563,7 +563,7 @@ impl Watch {
             });
             &[
                 (Value::Aperture, "", mgpu::PARAM_APERTURE_FREE),
-                (Value::Contexts, ", free", compute::PARAM_VMS_FREE),
+                (Value::Contexts, ", address spaces", compute::PARAM_VMS),
                 (Value::Contexts, ", tables", compute::PARAM_PAGE_TABLES),
             ]
         } else {

@@ -296,6 +296,13 @@ impl Impatient {
         Ok(Self(()))
     }
 
+    /// As [`Self::new`], with few contexts for address spaces, and the default timeout.
+    #[track_caller]
+    pub fn with_few_contexts() -> Result<Self, Stop> {
+        rebind::reload(DRIVER, &["contexts=9"])?;
+        Ok(Self(()))
+    }
+
     /// As [`Self::new`], with a timeout that is longer than any test.
     #[track_caller]
     pub fn never() -> Result<Self, Stop> {

@@ -31,7 +31,7 @@ fn gpu() -> Outcome {
     };
     let state = || {
         let mut state = gpu.state(0)?;
-        state.push(drm.getparam(compute::PARAM_VMS_FREE)?);
+        state.push(drm.getparam(compute::PARAM_VMS)?);
         Ok(state)
     };
     let another = |thing| match thing {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vvram_tests::compute::{
     ballast, sum, Bench, Op, Vm, HUGE, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS, PARAM_PAGE_TABLES,
-    PARAM_VMS_FREE, RESULTS,
+    PARAM_VMS, RESULTS,
 };
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{path_name, reason_name, DmaBuf, Drm, Gem, EITHER};
@@ -1022,7 +1022,7 @@ fn import_vvram() -> Outcome {
 fn resources(gpu: &Mgpu, exporter: &Mgpu) -> Result<[u64; 6], SysError> {
     Ok([
         gpu.drm.vram_free()?,
-        gpu.drm.getparam(PARAM_VMS_FREE)?,
+        gpu.drm.getparam(PARAM_VMS)?,
         gpu.drm.getparam(PARAM_PAGE_TABLES)?,
         gpu.drm.getparam(PARAM_DMA_MAPPED)?,
         exporter.drm.vram_free()?,

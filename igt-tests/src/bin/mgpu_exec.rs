@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vvram_tests::compute::{
     ballast, sum, Bench, Exec, Op, VmFailures, HUGE, JOBS_MAX, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS,
-    PARAM_VMS_FREE, RESULTS,
+    PARAM_VMS, RESULTS,
 };
 use vvram_tests::drm::EITHER;
 use vvram_tests::fence::{SyncObj, Timeline};
@@ -575,7 +575,7 @@ fn both_hang() -> Outcome {
 fn given_up() -> Outcome {
     let gpu = Mgpu::first()?;
     let _ballast = ballast(&gpu, LEFT)?;
-    let vms = gpu.drm.getparam(PARAM_VMS_FREE)?;
+    let vms = gpu.drm.getparam(PARAM_VMS)?;
     for round in 0..6 {
         gpu.inject_into(COMPUTE, Error::Slow, 20)?;
         let bench = Bench::new(&gpu)?;
@@ -616,7 +616,7 @@ fn given_up() -> Outcome {
     steps.wait("the job", LIMIT)?;
     child.kill()?;
     let done = misc::poll(LIMIT, || {
-        (gpu.drm.getparam(PARAM_VMS_FREE).ok()? == vms).then_some(())
+        (gpu.drm.getparam(PARAM_VMS).ok()? == vms).then_some(())
     });
     check!(done.is_some(), "an address space is left");
     gpu.clean()

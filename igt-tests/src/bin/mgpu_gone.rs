@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use vvram_tests::compute::{
-    ballast, sum, Bench, Op, Vm, HUGE, PARAM_PAGE_TABLES, PARAM_VMS_FREE, RESULTS,
+    ballast, sum, Bench, Op, Vm, HUGE, PARAM_PAGE_TABLES, PARAM_VMS, RESULTS,
 };
 use vvram_tests::drm::{DmaBuf, Gem, EITHER};
 use vvram_tests::failure::{is_taken_away, Events};
@@ -560,7 +560,7 @@ fn killed() -> Outcome {
         for (value, param) in state.iter_mut().zip([
             uapi::PARAM_VRAM_FREE,
             PARAM_APERTURE_FREE,
-            PARAM_VMS_FREE,
+            PARAM_VMS,
             PARAM_PAGE_TABLES,
         ]) {
             *value = gpu.drm.getparam(param)?;

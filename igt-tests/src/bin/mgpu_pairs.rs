@@ -3,8 +3,7 @@
 //! Pairs of calls on one handle or VM of a modelled GPU at the same time.
 
 use vvram_tests::compute::{
-    Op, Vm, VmBind, VmDestroy, BIND_MAP, BIND_UNMAP, HUGE, PARAM_PAGE_TABLES, PARAM_VMS_FREE,
-    RESULTS,
+    Op, Vm, VmBind, VmDestroy, BIND_MAP, BIND_UNMAP, HUGE, PARAM_PAGE_TABLES, PARAM_VMS, RESULTS,
 };
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fence::SyncObj;
@@ -33,7 +32,7 @@ fn account(drm: &Drm) -> Result<([u64; 5], usize), Stop> {
         uapi::PARAM_VRAM_FREE,
         uapi::PARAM_VRAM_PINNED,
         PARAM_DMA_MAPPED,
-        PARAM_VMS_FREE,
+        PARAM_VMS,
         PARAM_PAGE_TABLES,
     ]) {
         *number = drm.getparam(param)?;

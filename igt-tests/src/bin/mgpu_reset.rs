@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use vvram_tests::compute::{
     ballast, sum, Bench, Op, Vm, HUGE, PARAM_COMPUTE_RESETS, PARAM_COPY_HANGS, PARAM_PAGE_TABLES,
-    PARAM_VMS_FREE, RESULTS,
+    PARAM_VMS, RESULTS,
 };
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::failure::{is_taken_away, no_dump, says, take_dump, Events};
+use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed, Expect};
 use vvram_tests::map::PAGE64;
 use vvram_tests::mgpu::{
@@ -556,7 +557,7 @@ fn stale() -> Outcome {
     map.fill(x);
     bench.vm.bind(&object, HUGE)?;
     check_eq!(bench.sum(HUGE, SIZE)?, sum(x, 0, SIZE / 8), "the first sum");
-    let resets = gpu.drm.getparam(PARAM_RESETS)?;
+    let mut resets = gpu.drm.getparam(PARAM_RESETS)?;
     let events = Events::listen()?;
 
     // The driver sends an invalidation twice. This one is of page tables.
@@ -571,6 +572,44 @@ fn stale() -> Outcome {
     check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
     check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
     check_ok!(map.verify(x), "in the window");
+
+    // Another client causes this one, after jobs were queued that have not begun.
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let queued = (0..3)
+        .map(|word| {
+            let op = Op::checksum(2 * HUGE, SIZE, RESULTS + 8 * word);
+            bench.vm.exec_after(&[op], &[fence.sync()])
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    {
+        let other = Mgpu::first()?;
+        let theirs = Bench::new(&other)?;
+        theirs.vm.done(&[Op::fill(RESULTS, 8, 1)])?;
+        let mut log = KernelLog::open()?;
+        gpu.inject(Error::NoInvalidate, 2)?;
+        // Nothing but the next job resets the device.
+        drop(theirs);
+        let failed = || {
+            let lines = log.lines();
+            let is_it = |line: &String| line.contains("an invalidation failed");
+            lines.iter().any(is_it).then_some(())
+        };
+        check!(
+            misc::poll(LIMIT, failed).is_some(),
+            "no invalidation failed"
+        );
+    }
+    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
+    timeline.step()?;
+    check_eq!(ends(&queued)?, [1; 3], "what came of the jobs behind it");
+    for word in 0..3 {
+        let is = bench.results.read(word);
+        check_eq!(is, sum(x, 0, SIZE / 8), "sum {word} behind it");
+    }
+    resets += 1;
+    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
+    check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
 
     // This one is of a window.
     let other = gpu.drm.create_flags(SIZE, uapi::CREATE_VRAM)?;
@@ -796,21 +835,23 @@ impl<'a> Space<'a> {
     }
 }
 
-/// Returns how many address spaces are free, and how many page tables there are.
-fn free(gpu: &Mgpu) -> Result<(u64, u64), Stop> {
+/// Returns how many address spaces and page tables there are.
+fn spaces_and_tables(gpu: &Mgpu) -> Result<(u64, u64), Stop> {
     Ok((
-        gpu.drm.getparam(PARAM_VMS_FREE)?,
+        gpu.drm.getparam(PARAM_VMS)?,
         gpu.drm.getparam(PARAM_PAGE_TABLES)?,
     ))
 }
 
-/// Waits until the counts of [`free`] are `before` again.
+/// Waits until the counts of [`spaces_and_tables`] are `before` again.
 fn is_free(gpu: &Mgpu, before: (u64, u64)) -> Outcome {
-    let done = misc::poll(LIMIT, || (free(gpu).ok()? == before).then_some(()));
+    let done = misc::poll(LIMIT, || {
+        (spaces_and_tables(gpu).ok()? == before).then_some(())
+    });
     check!(
         done.is_some(),
         "address spaces and page tables are {:?}, they were {before:?}",
-        free(gpu)?
+        spaces_and_tables(gpu)?
     );
     Ok(())
 }
@@ -820,7 +861,7 @@ fn is_free(gpu: &Mgpu, before: (u64, u64)) -> Outcome {
 fn vms() -> Outcome {
     let _impatient = Impatient::new()?;
     let gpu = Mgpu::first()?;
-    let before = free(&gpu)?;
+    let before = spaces_and_tables(&gpu)?;
     let losses = gpu.drm.getparam(PARAM_LOSSES)?;
     let (x, y) = patterns();
     let shared = gpu.drm.create_flags(BYTES, EITHER)?;
@@ -863,7 +904,7 @@ fn vms() -> Outcome {
         );
     }
     // Address spaces that exist for one round.
-    let with = free(&gpu)?;
+    let with = spaces_and_tables(&gpu)?;
     for round in 0..8 {
         let vm = Vm::new(&gpu)?;
         vm.bind(&shared, HUGE)?;
@@ -902,14 +943,14 @@ fn unforgotten() -> Outcome {
     let shared = gpu.drm.create_flags(BYTES, EITHER)?;
     shared.map()?.fill(x);
     let stays = Space::new(&gpu, &shared, x)?;
-    let before = free(&gpu)?;
+    let before = spaces_and_tables(&gpu)?;
     let goes = Space::new(&gpu, &shared, x)?;
     for space in [&stays, &goes] {
         space.works(x, 0)?;
     }
-    let with = free(&gpu)?;
+    let with = spaces_and_tables(&gpu)?;
     stays.bench.vm.bind(&shared, NEW)?;
-    let more = free(&gpu)?;
+    let more = spaces_and_tables(&gpu)?;
     check!(more.1 > with.1, "a mapping has no page tables");
 
     // The driver sends an invalidation twice.
@@ -917,7 +958,7 @@ fn unforgotten() -> Outcome {
     stays.bench.vm.unbind(NEW, BYTES)?;
     drop(goes);
     check_eq!(
-        free(&gpu)?,
+        spaces_and_tables(&gpu)?,
         more,
         "what is free while the device may know it"
     );
@@ -955,7 +996,7 @@ fn wedged() -> Outcome {
         peer.attach_and_map(&buffer, Mode::Dynamic)?;
         let losses = gpu.drm.getparam(PARAM_LOSSES)?;
         let events = Events::listen()?;
-        let vms = gpu.drm.getparam(PARAM_VMS_FREE)?;
+        let vms = gpu.drm.getparam(PARAM_VMS)?;
         let vm = Vm::new(&gpu)?;
         let mapped = vm.create(SIZE, EITHER)?;
         vm.bind(&mapped, HUGE)?;
@@ -994,11 +1035,11 @@ fn wedged() -> Outcome {
         drop(vm);
         check_eq!(
             [
-                gpu.drm.getparam(PARAM_VMS_FREE)?,
+                gpu.drm.getparam(PARAM_VMS)?,
                 gpu.drm.getparam(PARAM_PAGE_TABLES)?
             ],
             [vms, 0],
-            "address spaces that are free, and memory of page tables"
+            "address spaces, and memory of page tables"
         );
         peer.unmap().or_else(|e| match e.errno {
             libc::EINVAL | libc::ENXIO => Ok(()),

@@ -8,16 +8,18 @@ use std::time::Duration;
 use vvram_tests::cgroup::MemoryGroup;
 use vvram_tests::compute::{
     sum, Op, Vm, VmBind, VmDestroy, BIND_MAP, BIND_UNMAP, HUGE, PARAM_COMPUTE_RESETS,
-    PARAM_PAGE_TABLES, PARAM_VMS_FREE, VM_MAX, VM_SIZE,
+    PARAM_PAGE_TABLES, PARAM_VMS, VM_MAX, VM_SIZE,
 };
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::PAGE64;
 use vvram_tests::mgpu::{take_all, Error, Impatient, Mgpu};
-use vvram_tests::misc;
+use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::proc::{Child, KernelLog};
-use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, uapi, Outcome, SysError};
+use vvram_tests::{
+    check, check_eq, check_ok, expect_errno, igt_main, uapi, Outcome, Stop, SysError,
+};
 
 const VRAM: u32 = uapi::CREATE_VRAM;
 const SYSTEM: u32 = uapi::CREATE_SYSTEM;
@@ -72,15 +74,15 @@ fn hole(gpu: &Mgpu, vm: &Vm<'_>, address: u64, what: &str) -> Outcome {
 fn nothing_left(gpu: &Mgpu, vms: u64, tables: u64) -> Outcome {
     let done = misc::poll(Duration::from_secs(10), || {
         let now = (
-            gpu.drm.getparam(PARAM_VMS_FREE).ok()?,
+            gpu.drm.getparam(PARAM_VMS).ok()?,
             gpu.drm.getparam(PARAM_PAGE_TABLES).ok()?,
         );
         (now == (vms, tables)).then_some(())
     });
     check!(
         done.is_some(),
-        "{} of {vms} address spaces are free, page tables take {} bytes and {tables} before",
-        gpu.drm.getparam(PARAM_VMS_FREE)?,
+        "{} address spaces and {vms} before, page tables take {} bytes and {tables} before",
+        gpu.drm.getparam(PARAM_VMS)?,
         gpu.drm.getparam(PARAM_PAGE_TABLES)?
     );
     Ok(())
@@ -91,7 +93,7 @@ fn bind() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, _) = patterns();
     let (vms, tables) = (
-        gpu.drm.getparam(PARAM_VMS_FREE)?,
+        gpu.drm.getparam(PARAM_VMS)?,
         gpu.drm.getparam(PARAM_PAGE_TABLES)?,
     );
     let vm = Vm::new(&gpu)?;
@@ -278,16 +280,16 @@ fn private() -> Outcome {
 fn limits() -> Outcome {
     let gpu = Mgpu::first()?;
     let (vms, tables) = (
-        gpu.drm.getparam(PARAM_VMS_FREE)?,
+        gpu.drm.getparam(PARAM_VMS)?,
         gpu.drm.getparam(PARAM_PAGE_TABLES)?,
     );
     let spaces: Vec<_> = (0..VM_MAX)
         .map(|_| Vm::new(&gpu))
         .collect::<Result<_, _>>()?;
     check_eq!(
-        gpu.drm.getparam(PARAM_VMS_FREE)?,
-        vms - VM_MAX as u64,
-        "address spaces that are free"
+        gpu.drm.getparam(PARAM_VMS)?,
+        vms + VM_MAX as u64,
+        "address spaces"
     );
     expect_errno("one more", Vm::new(&gpu).map(drop), libc::ENOSPC)?;
     let object = gpu.drm.create_flags(PAGE64, SYSTEM)?;
@@ -322,6 +324,60 @@ fn limits() -> Outcome {
     child.join("the one that leaves things", Duration::from_secs(20))?;
     nothing_left(&gpu, vms, tables)?;
     gpu.clean()
+}
+
+/// More address spaces than the device has contexts, of two clients: their jobs take turns, and each
+/// works with its own page tables.
+fn contexts() -> Outcome {
+    const SPACES: u64 = 2 * VM_MAX as u64;
+    let _few = Impatient::with_few_contexts()?;
+    let gpus = [Mgpu::first()?, Mgpu::first()?];
+    let spaces: Vec<_> = (0..SPACES)
+        .map(|index| {
+            let vm = Vm::new(&gpus[index as usize % 2])?;
+            let page = vm.create(PAGE64, EITHER)?;
+            vm.bind(&page, HUGE)?;
+            let map = page.map()?;
+            map.set(0);
+            Ok::<_, Stop>((vm, page, map))
+        })
+        .collect::<Result<_, _>>()?;
+    let mut random = Lcg::new(misc::nonce());
+    let mut sums = [0; SPACES as usize];
+    for _ in 0..8 {
+        // As many jobs as two clients may have.
+        let jobs: Vec<_> = (0..64)
+            .map(|_| {
+                let index = random.below(SPACES) as usize;
+                let value = random.below(1 << 20);
+                sums[index] += value;
+                spaces[index].0.exec(&[Op::add(HUGE, value)])
+            })
+            .collect::<Result<_, _>>()?;
+        for job in jobs {
+            job.finish()?;
+            check_eq!(job.status()?, 1, "status of a job");
+        }
+        // What is unmapped is not reached by a context that is used again.
+        let index = random.below(SPACES) as usize;
+        let (vm, page, map) = &spaces[index];
+        vm.unbind(HUGE, PAGE64)?;
+        check_eq!(
+            vm.run(&[Op::add(HUGE, 1)])?,
+            -libc::EIO,
+            "status of a job without its page"
+        );
+        vm.bind(page, HUGE)?;
+        check_eq!(map.read(0), sums[index], "sum of space {index}");
+    }
+    for (index, (_, _, map)) in spaces.iter().enumerate() {
+        check_eq!(map.read(0), sums[index], "sum of space {index}");
+    }
+    drop(spaces);
+    for gpu in gpus {
+        gpu.clean()?;
+    }
+    Ok(())
 }
 
 /// Page tables are charged to the memory cgroup of the client that needs them.
@@ -472,6 +528,7 @@ igt_main! {
     "writes", "what the engine writes, and where", writes;
     "private", "an object of one address space in another one", private;
     "limits", "page tables are given back", limits;
+    "contexts", "more address spaces than the device has contexts", contexts;
     "charged", "page tables are charged to the client", charged;
     "bad-input", "parts and address spaces that are not there", bad_input;
     "wrap", "numbers of invalidations that wrap", wrap;

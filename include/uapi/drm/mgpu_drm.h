@@ -98,10 +98,10 @@ enum drm_mgpu_param {
 	 */
 	DRM_MGPU_PARAM_COMPUTE_RESETS = 12,
 	/**
-	 * @DRM_MGPU_PARAM_VMS_FREE: how many more VMs can be created on the
-	 * device.
+	 * @DRM_MGPU_PARAM_VMS: how many VMs there are, also those that were
+	 * destroyed and whose memory the device may still use.
 	 */
-	DRM_MGPU_PARAM_VMS_FREE = 13,
+	DRM_MGPU_PARAM_VMS = 13,
 	/**
 	 * @DRM_MGPU_PARAM_PAGE_TABLES: system memory that the page tables of
 	 * all VMs use, in bytes.
@@ -437,8 +437,7 @@ struct drm_mgpu_gem_copy {
  * struct drm_mgpu_vm_create - argument of DRM_IOCTL_MGPU_VM_CREATE
  *
  * Creates a VM: a virtual address space of the compute engine, in which nothing
- * is mapped. Returns -ENOSPC if the file has DRM_MGPU_VM_MAX of them, or if the
- * device has no free one.
+ * is mapped. Returns -ENOSPC if the file has DRM_MGPU_VM_MAX of them.
  */
 struct drm_mgpu_vm_create {
 	/** @flags: must be zero. */

@@ -18,6 +18,7 @@ use crate::{
     },
     gpu::Gpu,
     memory::Fault,
+    pagetable::Entered,
     ring::{
         self,
         Entries,
@@ -94,7 +95,7 @@ impl Entries for Program {
     type At = usize;
 
     fn write(&self, at: &mut usize, part: &mut Part<'_>) -> Result<bool> {
-        let context = self.space.table().context();
+        let context = self.space.table().number();
 
         for operation in self.operations.iter().skip(*at).take(OPERATIONS as usize) {
             part.push(operation.entry(context))?;
@@ -119,11 +120,17 @@ pub(crate) struct ComputeJob {
     program: Arc<Program>,
     /// The content that was on its way when the job was queued.
     contents: KVVec<Arrival>,
+    /// From the begin to the end of the job.
+    context: Option<Entered>,
 }
 
 impl ComputeJob {
     pub(crate) fn new(program: Arc<Program>, contents: KVVec<Arrival>) -> Self {
-        Self { program, contents }
+        Self {
+            program,
+            contents,
+            context: None,
+        }
     }
 }
 
@@ -136,16 +143,34 @@ impl RingJob for ComputeJob {
         &gpu.compute
     }
 
-    fn begin(&mut self) -> Result<Arc<Program>> {
-        // An invalidation was not done, so the device may reach memory that has a new owner.
-        if self.program.space.table().is_broken() {
-            return Err(EIO);
-        }
+    fn begin(&mut self, gpu: &Gpu) -> Result<Arc<Program>> {
         // The memory of an object that was not filled has content of its last owner.
         if self.contents.iter().any(Arrival::is_lost) {
             return Err(EIO);
         }
-        Ok(self.program.clone())
+        if self.program.operations.is_empty() {
+            return Ok(self.program.clone());
+        }
+
+        // An invalidation was not done, which another client may have caused, or which comes from
+        // here: the device may reach memory that has a new owner, until it is reset.
+        let table = self.program.space.table();
+        for _ in 0..2 {
+            gpu.recovery.reset_stale();
+            if self.context.is_none() {
+                self.context = table.enter().ok();
+            }
+            if self.context.is_some() && !table.holds_jobs() {
+                return Ok(self.program.clone());
+            }
+            // The numbers that the device has used until a reset.
+            gpu.contexts.end_quarantine();
+        }
+        Err(EIO)
+    }
+
+    fn ended(&mut self, _result: Result) {
+        self.context = None;
     }
 }
 

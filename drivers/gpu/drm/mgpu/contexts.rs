@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The contexts of the device: the numbers of address spaces, and the addresses of the roots of
-//! their page tables.
+//! The contexts of the device: the numbers by which it knows address spaces, and the addresses of
+//! the roots of their page tables.
 //!
-//! Context 0 is the aperture. The number of an address space that has ended is used again once the
-//! device has completed the invalidation of the old one. If the device does not complete it, the
-//! number and the page tables are kept until the whole device was reset: it has no translations of
-//! any context then.
+//! Context 0 is the aperture. The device has fewer numbers than clients may have address spaces. So
+//! an address space gets a number when a job of it begins, and keeps it until another one needs it.
+//! The number that was used least recently is taken then, of those of which no job is in the ring,
+//! which takes few jobs. It is used once the device has completed the invalidation of what it had.
+//!
+//! If the device does not complete that of an address space that ends, the number and the page
+//! tables are kept until the whole device was reset: it has no translations of any context then.
 //!
 //! # Locking
 //!
-//! The mutex of the numbers is outside of the mutexes of the page tables.
+//! The mutex of the numbers is inside of the mutexes of the page tables, and outside of that of
+//! [`Invalidator`]. It is taken in the path that leads to the signal of a fence: nothing is
+//! allocated while it is held. The mutex of the lists is taken with none of them held.
 
 use core::mem;
 
@@ -22,10 +27,18 @@ use kernel::{
     new_mutex,
     page::PAGE_SIZE,
     prelude::*,
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    },
     sync::{
         atomic::{
             Atomic,
             Relaxed, //
+        },
+        barrier::{
+            dma_mb,
+            Write, //
         },
         Arc,
         Mutex, //
@@ -38,15 +51,21 @@ use crate::{
         Words,
         WORDS, //
     },
+    module_parameters,
     pagetable::{
         Freed,
         PageTable,
-        Tree, //
-    }, //
+        Tree,
+        SPACE, //
+    },
+    ring::CREDITS, //
 };
 
 /// The context of the aperture.
 pub(crate) const APERTURE: u32 = 0;
+
+/// Instead of the number of an address space that has none.
+const NONE: u32 = APERTURE;
 
 /// Page tables that the device may still use.
 struct Kept<T> {
@@ -59,16 +78,53 @@ struct Kept<T> {
 enum Slot {
     /// No address space has it.
     Free,
-    /// It is the number of the aperture.
-    Aperture,
+    /// It is the number of the aperture, or is not used.
+    Taken,
     /// An address space has it.
-    Used(Arc<PageTable>),
+    Used {
+        table: Arc<PageTable>,
+        /// The bus address of its root.
+        root: u64,
+        /// How many of its jobs are in the ring.
+        jobs: usize,
+        /// When the last of them began.
+        since: u64,
+    },
     /// The address space has ended, and the device may still have translations of it.
     Kept(Kept<Tree>),
 }
 
-struct State {
+/// The state of all numbers.
+struct Numbers {
     slots: KVVec<Slot>,
+    /// How many jobs have begun.
+    begun: u64,
+}
+
+impl Numbers {
+    /// Returns the number that was used least recently, of those that no job in the ring uses, and
+    /// the root of its address space.
+    fn idle(&self) -> Option<(usize, u64)> {
+        let slots = self.slots.iter().enumerate();
+        let idle = slots.filter_map(|(number, slot)| match slot {
+            Slot::Used {
+                root,
+                jobs: 0,
+                since,
+                ..
+            } => Some((*since, number, *root)),
+            _ => None,
+        });
+
+        idle.min().map(|(_, number, root)| (number, root))
+    }
+}
+
+struct State {
+    /// All address spaces that have not ended.
+    spaces: RBTree<u64, Arc<PageTable>>,
+    /// How many there were.
+    count: u64,
     /// Tables that were unmapped from address spaces, and that the device may still use.
     freed: KVec<Kept<Freed>>,
 }
@@ -82,6 +138,8 @@ pub(crate) struct Contexts {
     /// How many page tables are allocated.
     tables: Atomic<usize>,
     #[pin]
+    numbers: Mutex<Numbers>,
+    #[pin]
     state: Mutex<State>,
 }
 
@@ -93,14 +151,22 @@ impl Contexts {
     /// `ENOMEM` if memory runs out.
     pub(crate) fn new(dev: &Device<Bound>, invalidator: Arc<Invalidator>) -> Result<Arc<Self>> {
         let roots = Words::new(dev, WORDS)?;
+        // CAST: A small number.
+        let used = (module_parameters::contexts.value() as usize).max(CREDITS + 1);
         let mut slots = KVVec::with_capacity(WORDS, GFP_KERNEL)?;
 
-        slots.push(Slot::Aperture, GFP_KERNEL)?;
-        for _ in 1..WORDS {
-            slots.push(Slot::Free, GFP_KERNEL)?;
+        for number in 0..WORDS {
+            let slot = if (1..=used).contains(&number) {
+                Slot::Free
+            } else {
+                Slot::Taken
+            };
+
+            slots.push(slot, GFP_KERNEL)?;
         }
         let state = State {
-            slots,
+            spaces: RBTree::new(),
+            count: 0,
             freed: KVec::new(),
         };
         Arc::pin_init(
@@ -108,7 +174,8 @@ impl Contexts {
                 roots,
                 invalidator,
                 tables: Atomic::new(0),
-                state <- new_mutex!(state, "mgpu::Contexts"),
+                numbers <- new_mutex!(Numbers { slots, begun: 0 }, "mgpu::Contexts::numbers"),
+                state <- new_mutex!(state, "mgpu::Contexts::state"),
             }),
             GFP_KERNEL,
         )
@@ -124,15 +191,18 @@ impl Contexts {
         &self.invalidator
     }
 
-    /// Returns how many numbers are free.
-    pub(crate) fn free(&self) -> u64 {
-        let state = self.state.lock();
-
-        state
+    /// Returns how many address spaces there are, also those that have ended and whose page tables
+    /// the device may still use.
+    pub(crate) fn count(&self) -> u64 {
+        let numbers = self.numbers.lock();
+        let kept = numbers
             .slots
             .iter()
-            .filter(|slot| matches!(slot, Slot::Free))
-            .count() as u64
+            .filter(|slot| matches!(slot, Slot::Kept(_)));
+        let kept = kept.count() as u64;
+
+        drop(numbers);
+        kept + self.state.lock().spaces.iter().count() as u64
     }
 
     /// Returns how many bytes all page tables use.
@@ -149,48 +219,147 @@ impl Contexts {
         self.roots.write(context as usize, [root])
     }
 
-    /// Makes the page tables of a new address space, in which nothing is mapped, with a free
-    /// context.
+    /// Makes the page tables of a new address space, in which nothing is mapped.
     ///
     /// # Errors
     ///
-    /// - `ENOSPC` if all contexts are in use.
-    /// - `ENOMEM` if memory runs out, `ENODEV` after the driver was unbound.
+    /// `ENOMEM` if memory runs out, `ENODEV` after the driver was unbound.
     pub(crate) fn create(self: &Arc<Self>, dev: &Device<Bound>) -> Result<Arc<PageTable>> {
         let mut state = self.state.lock();
-        let number = state
-            .slots
-            .iter()
-            .position(|slot| matches!(slot, Slot::Free))
-            .ok_or(ENOSPC)?;
-        // CAST: A number of a context.
-        let table = PageTable::new(dev, self, number as u32)?;
+        let id = state.count;
+        let table = PageTable::new(dev, self, id)?;
 
-        state.slots[number] = Slot::Used(table.clone());
+        state
+            .spaces
+            .insert(RBTreeNode::new(id, table.clone(), GFP_KERNEL)?);
+        state.count += 1;
         Ok(table)
     }
 
-    /// Frees the number and the tables of an address space, unless `invalidated`, the result of the
-    /// invalidation of all of its addresses, says that the device may still use them. In that case
-    /// they are kept until [`Self::end_quarantine`].
-    pub(crate) fn take_back(&self, number: u32, tables: Tree, invalidated: Result) {
-        let slot = match self.invalidator.may_be_known(invalidated) {
-            Some(resets) => Slot::Kept(Kept {
-                _tables: tables,
-                resets,
-            }),
-            None => {
-                drop(tables);
-                Slot::Free
-            }
-        };
-        let before = match self.state.lock().slots.get_mut(number as usize) {
-            Some(of) => mem::replace(of, slot),
-            None => return,
+    /// Gives an address space, whose root is at a bus address, a number for a job that is about to
+    /// begin, unless it has one. It has the number at least until [`Self::leave`].
+    ///
+    /// # Errors
+    ///
+    /// - `EIO` or `ENODEV` if the device does not complete an invalidation.
+    /// - `EBUSY` if the device may still use all numbers, see [`Self::end_quarantine`].
+    pub(crate) fn enter(&self, table: &Arc<PageTable>, root: u64) -> Result {
+        let mut numbers = self.numbers.lock();
+
+        numbers.begun += 1;
+        let begun = numbers.begun;
+        if table.number() == NONE {
+            let index = self.take_number(&mut numbers, root)?;
+
+            numbers.slots[index] = Slot::Used {
+                table: table.clone(),
+                root,
+                jobs: 0,
+                since: begun,
+            };
+            // CAST: A number of a context.
+            table.set_number(index as u32);
+        }
+        if let Some(Slot::Used { jobs, since, .. }) = numbers.slots.get_mut(table.number() as usize)
+        {
+            *jobs += 1;
+            *since = begun;
+        }
+        Ok(())
+    }
+
+    /// Takes a number, for an address space whose root is at a bus address: one that is free, or
+    /// that of another address space.
+    fn take_number(&self, numbers: &mut Numbers, root: u64) -> Result<usize> {
+        let free = numbers
+            .slots
+            .iter()
+            .position(|slot| matches!(slot, Slot::Free));
+        let (index, before) = free
+            .map(|index| (index, 0))
+            .or_else(|| numbers.idle())
+            .ok_or(EBUSY)?;
+        // CAST: A number of a context.
+        let number = index as u32;
+
+        // All of the tables is written before the device may read the root. It may have kept the
+        // one before, also that there was none.
+        dma_mb(Write);
+        self.set_root(number, root)?;
+        if let Err(e) = self.invalidator.invalidate(number, 0, SPACE) {
+            // No job begins before a reset, after which the other one goes on with the number.
+            let _ = self.set_root(number, before);
+            return Err(e);
+        }
+        // There are other references to it.
+        if let Slot::Used { table, .. } = mem::replace(&mut numbers.slots[index], Slot::Free) {
+            table.set_number(NONE);
+        }
+        Ok(index)
+    }
+
+    /// Takes note that a job of an address space is not in the ring any more.
+    pub(crate) fn leave(&self, table: &PageTable) {
+        let mut numbers = self.numbers.lock();
+
+        if let Some(Slot::Used { jobs, .. }) = numbers.slots.get_mut(table.number() as usize) {
+            *jobs -= 1;
+        }
+    }
+
+    /// Invalidates translations of an address space, if it has a number. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// See [`Invalidator::invalidate`].
+    pub(crate) fn invalidate(&self, table: &PageTable, start: u64, len: u64) -> Result {
+        let number = {
+            // A number that it gets later is used after the change of its entries.
+            let _numbers = self.numbers.lock();
+
+            table.number()
         };
 
-        // It may be the last reference.
-        drop(before);
+        if number == NONE {
+            return Ok(());
+        }
+        self.invalidator.invalidate(number, start, len)
+    }
+
+    /// Takes back the number of an address space that ends, of which there are no jobs. Returns what
+    /// is freed when it is dropped, with no lock held. If the device does not complete the
+    /// invalidation, that is kept until [`Self::end_quarantine`].
+    pub(crate) fn end(&self, table: &PageTable, tables: Tree) -> impl Sized {
+        let mut numbers = self.numbers.lock();
+        let number = table.number();
+
+        if number == NONE {
+            return (Slot::Free, Some(tables));
+        }
+        // If the driver is unbound, the device has no table of contexts.
+        let _ = self.set_root(number, 0);
+        let invalidated = self.invalidator.invalidate(number, 0, SPACE);
+        let (slot, dead) = match self.invalidator.may_be_known(invalidated) {
+            Some(resets) => {
+                let _tables = tables;
+
+                (Slot::Kept(Kept { _tables, resets }), None)
+            }
+            None => (Slot::Free, Some(tables)),
+        };
+
+        table.set_number(NONE);
+        (
+            mem::replace(&mut numbers.slots[number as usize], slot),
+            dead,
+        )
+    }
+
+    /// Removes an address space that has ended from the list.
+    pub(crate) fn forget(&self, id: u64) {
+        let space = self.state.lock().spaces.remove(&id);
+
+        drop(space);
     }
 
     /// Frees tables to which no entry of an address space points any more, unless `invalidated`,
@@ -220,7 +389,7 @@ impl Contexts {
         let is_unknown = |resets: u64| self.invalidator.has_forgotten(resets);
 
         for number in 0..WORDS {
-            let kept = match self.state.lock().slots.get_mut(number) {
+            let kept = match self.numbers.lock().slots.get_mut(number) {
                 Some(slot) if matches!(&*slot, Slot::Kept(kept) if is_unknown(kept.resets)) => {
                     mem::replace(slot, Slot::Free)
                 }
@@ -248,10 +417,18 @@ impl Contexts {
     ///
     /// No new one is made meanwhile.
     pub(crate) fn end_all(&self) {
-        for number in 0..WORDS {
-            let table = match self.state.lock().slots.get(number) {
-                Some(Slot::Used(table)) => table.clone(),
-                _ => continue,
+        let mut next = 0;
+
+        loop {
+            let table = {
+                let state = self.state.lock();
+                let Some(cursor) = state.spaces.cursor_lower_bound(&next) else {
+                    return;
+                };
+                let (id, table) = cursor.current();
+
+                next = id + 1;
+                table.clone()
             };
 
             table.end();

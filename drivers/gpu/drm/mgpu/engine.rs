@@ -61,7 +61,7 @@ pub(crate) trait RingJob: Send + 'static {
     /// # Errors
     ///
     /// The job ends with the error, and no entry is written.
-    fn begin(&mut self) -> Result<Arc<Self::Entries>>;
+    fn begin(&mut self, gpu: &Gpu) -> Result<Arc<Self::Entries>>;
 
     /// See [`RingOps::ended`].
     fn ended(&mut self, _result: Result) {}
@@ -75,7 +75,7 @@ impl<J: RingJob> RingOps for Jobs<J> {
     type Job = J;
 
     fn run(gpu: &HwOf<'_, Self>, job: &mut J, done: Done) {
-        match job.begin() {
+        match job.begin(gpu) {
             Ok(entries) => {
                 J::ring(gpu).push(entries, done);
                 gpu.poll();
@@ -145,7 +145,7 @@ impl RingJob for CopyJob {
         &gpu.copy
     }
 
-    fn begin(&mut self) -> Result<Arc<Lists>> {
+    fn begin(&mut self, _gpu: &Gpu) -> Result<Arc<Lists>> {
         match &self.job {
             Some(job) if !job.is_void() => Ok(self.lists.clone()),
             _ => Err(EIO),

@@ -144,7 +144,7 @@ impl File {
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_QUARANTINED => dev.ttm.allocator().quarantined(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_DMA_MAPPED => dev.ttm.dma_mapped(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_COMPUTE_RESETS => gpu.resets(COMPUTE),
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_VMS_FREE => gpu.contexts.free(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_VMS => gpu.contexts.count(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_PAGE_TABLES => gpu.contexts.memory(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_JOB_HANGS => {
                 file.jobs().get().map_or(0, Queue::hangs).into()

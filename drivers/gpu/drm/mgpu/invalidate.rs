@@ -65,8 +65,6 @@ fn limit() -> Delta {
 struct State {
     /// The number of the last invalidation.
     number: u32,
-    /// The PCI core resets the device.
-    is_paused: bool,
 }
 
 /// The invalidator of a device.
@@ -77,6 +75,8 @@ pub(crate) struct Invalidator {
     dev: ARef<Device>,
     /// An invalidation was not done. Changes with the lock held.
     is_broken: Atomic<bool>,
+    /// The PCI core resets the device, which is stopped. Changes with the lock held.
+    is_paused: Atomic<bool>,
     /// The device accesses no memory any more.
     is_over: Atomic<bool>,
     /// How often the device was reset. Changes with the lock held.
@@ -102,12 +102,12 @@ impl Invalidator {
                 status,
                 dev: dev.into(),
                 is_broken: Atomic::new(false),
+                is_paused: Atomic::new(false),
                 is_over: Atomic::new(false),
                 resets: Atomic::new(0),
                 state <- new_mutex!(
                     State {
                         number: FIRST,
-                        is_paused: false,
                     },
                     "mgpu::Invalidator"
                 ),
@@ -120,6 +120,12 @@ impl Invalidator {
     /// reaches.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken.load(Relaxed)
+    }
+
+    /// Returns whether no job may begin, because it is unknown what the device still reaches. One
+    /// may during a reset by the PCI core, before whose end no entry is written to a ring.
+    pub(crate) fn holds_jobs(&self) -> bool {
+        self.is_broken() && !self.is_paused.load(Relaxed)
     }
 
     /// Returns whether the device may still use entries that were changed before an invalidation
@@ -182,7 +188,7 @@ impl Invalidator {
     pub(crate) fn reset(&self, len: u64, f: impl FnOnce() -> Result) -> Result {
         let mut telling = self.lock();
 
-        telling.state.is_paused = false;
+        self.is_paused.store(false, Relaxed);
         // Jobs that begin meanwhile wait for the reset, so it is not broken before that has failed.
         f().inspect_err(|_| self.is_broken.store(true, Relaxed))?;
         telling.send(APERTURE, 0, len)?;
@@ -194,9 +200,9 @@ impl Invalidator {
     /// Does no invalidation until [`Self::reset`], because the PCI core resets the device. `f` is
     /// called with the lock held; it stops the device.
     pub(crate) fn pause(&self, f: impl FnOnce() -> Result) -> Result {
-        let mut telling = self.lock();
+        let _telling = self.lock();
 
-        telling.state.is_paused = true;
+        self.is_paused.store(true, Relaxed);
         // A device that was not stopped may have translations.
         f().inspect_err(|_| self.is_broken.store(true, Relaxed))
     }
@@ -211,7 +217,7 @@ pub(crate) struct Telling<'a> {
 impl Telling<'_> {
     /// Returns whether the PCI core resets the device.
     pub(crate) fn is_paused(&self) -> bool {
-        self.state.is_paused
+        self.of.is_paused.load(Relaxed)
     }
 
     /// Invalidates the translations of a context, from the virtual address `start` on for `len`
@@ -228,11 +234,11 @@ impl Telling<'_> {
         if of.is_over.load(Acquire) {
             return Err(ENODEV);
         }
+        if self.is_paused() {
+            return Ok(());
+        }
         if of.is_broken() {
             return Err(EIO);
-        }
-        if self.state.is_paused {
-            return Ok(());
         }
         self.send(context, start, len)
     }

@@ -92,6 +92,10 @@ module! {
             default: 3000,
             description: "How long the device may take for an invalidation, in ms",
         },
+        contexts: u32 {
+            default: 511,
+            description: "How many contexts of the device address spaces use, at least 9",
+        },
         invalidate_reset: u32 {
             default: 1,
             description: "Whether to reset the device if an invalidation is not done (1), or not (0)",

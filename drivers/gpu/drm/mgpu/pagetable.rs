@@ -15,7 +15,7 @@
 //!
 //! One mutex for each address space. It is taken with reservations and with the `gpuva.lock` of an
 //! object held, in the path that leads to the signal of a fence. Nothing is allocated while it is
-//! held. The mutex of [`Invalidator`](crate::invalidate::Invalidator) is inside of it.
+//! held. The mutex of the numbers of [`Contexts`] is inside of it.
 
 use core::ops::Range;
 
@@ -39,6 +39,10 @@ use kernel::{
     prelude::*,
     sizes::SZ_2M,
     sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         barrier::{
             dma_mb,
             Write, //
@@ -51,7 +55,8 @@ use kernel::{
 use crate::{
     contexts::{
         Contexts,
-        Page, //
+        Page,
+        APERTURE, //
     },
     memory::WORDS, //
 };
@@ -336,7 +341,9 @@ impl Freed {
 /// The page tables of an address space.
 #[pin_data]
 pub(crate) struct PageTable {
-    number: u32,
+    id: u64,
+    /// The number of its context, under the lock of the numbers of [`Contexts`].
+    number: Atomic<u32>,
     contexts: Arc<Contexts>,
     /// [`None`] once the address space has ended.
     #[pin]
@@ -344,43 +351,57 @@ pub(crate) struct PageTable {
 }
 
 impl PageTable {
-    /// Makes the tables of the context `number`, in which nothing is mapped.
+    /// Makes the tables of an address space, in which nothing is mapped, and which has no context.
     ///
     /// # Errors
     ///
     /// `ENOMEM` if memory runs out, `ENODEV` after the driver was unbound.
-    pub(crate) fn new(
-        dev: &Device<Bound>,
-        contexts: &Arc<Contexts>,
-        number: u32,
-    ) -> Result<Arc<Self>> {
+    pub(crate) fn new(dev: &Device<Bound>, contexts: &Arc<Contexts>, id: u64) -> Result<Arc<Self>> {
         let tree = Tree {
             root: Page::new(dev, contexts)?,
             middles: empty()?,
             count: 0,
         };
-        let root = tree.root.words.address(0);
-        let this = Arc::pin_init(
+
+        Arc::pin_init(
             pin_init!(Self {
-                number,
+                id,
+                number: Atomic::new(APERTURE),
                 contexts: contexts.clone(),
                 tree <- new_mutex!(Some(tree), "mgpu::PageTable"),
             }),
             GFP_KERNEL,
-        )?;
-
-        contexts.set_root(number, root)?;
-        Ok(this)
+        )
     }
 
-    /// Returns the number of the context.
-    pub(crate) fn context(&self) -> u32 {
-        self.number
+    /// Returns the number of the context, while the caller has [`Entered`] it.
+    pub(crate) fn number(&self) -> u32 {
+        self.number.load(Relaxed)
     }
 
-    /// Returns whether the device may still use old translations, of this or of another context.
-    pub(crate) fn is_broken(&self) -> bool {
-        self.contexts.invalidator().is_broken()
+    /// Sets the number of the context.
+    pub(crate) fn set_number(&self, number: u32) {
+        self.number.store(number, Relaxed);
+    }
+
+    /// Gets a context, for a job that begins. May evict that of another address space, and wait for
+    /// the device.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Contexts::enter`], and `ENODEV` if the address space has ended.
+    pub(crate) fn enter(self: &Arc<Self>) -> Result<Entered> {
+        let tree = self.tree.lock();
+        let root = tree.as_ref().ok_or(ENODEV)?.root.words.address(0);
+
+        self.contexts.enter(self, root)?;
+        Ok(Entered(self.clone()))
+    }
+
+    /// Returns whether no job may begin, because the device may still use old translations, of this
+    /// or of another context.
+    pub(crate) fn holds_jobs(&self) -> bool {
+        self.contexts.invalidator().holds_jobs()
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut Tree) -> Result<R>) -> Result<R> {
@@ -493,24 +514,28 @@ impl PageTable {
     ///
     /// See [`Invalidator::invalidate`](crate::invalidate::Invalidator::invalidate).
     pub(crate) fn invalidate(&self, va: &Range<u64>) -> Result {
-        self.contexts
-            .invalidator()
-            .invalidate(self.number, va.start, va.end - va.start)
+        self.contexts.invalidate(self, va.start, va.end - va.start)
     }
 
     /// Ends the address space: the device reaches no memory through it when this returns. Sleeps.
     pub(crate) fn end(&self) {
-        let (tree, invalidated) = {
-            let mut tree = self.tree.lock();
-            let Some(tree) = tree.take() else {
-                return;
-            };
-
-            // If the driver is unbound, the device has no table of contexts.
-            let _ = self.contexts.set_root(self.number, 0);
-            (tree, self.invalidate(&(0..SPACE)))
+        let mut tree = self.tree.lock();
+        let Some(tables) = tree.take() else {
+            return;
         };
+        let dead = self.contexts.end(self, tables);
 
-        self.contexts.take_back(self.number, tree, invalidated);
+        drop(tree);
+        self.contexts.forget(self.id);
+        drop(dead);
+    }
+}
+
+/// The right of a job to use the context of its address space, until it is dropped.
+pub(crate) struct Entered(Arc<PageTable>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.0.contexts.leave(&self.0);
     }
 }

@@ -184,7 +184,7 @@ impl AddressSpace {
     }
 
     /// Returns the page tables.
-    pub(crate) fn table(&self) -> &PageTable {
+    pub(crate) fn table(&self) -> &Arc<PageTable> {
         &self.table
     }
 

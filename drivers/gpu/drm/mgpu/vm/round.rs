@@ -204,7 +204,7 @@ impl AddressSpace {
         }
         match ret {
             Ok(valid) if round.left.is_empty() => {
-                if self.table.is_broken() {
+                if self.table.holds_jobs() {
                     return Err(EIO);
                 }
                 f(valid, self.contents()?)
