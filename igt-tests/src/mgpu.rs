@@ -296,6 +296,13 @@ impl Impatient {
         Ok(Self(()))
     }
 
+    /// As [`Self::new`], with parameters of the module, and the default timeout.
+    #[track_caller]
+    pub fn with(parameters: &[&str]) -> Result<Self, Stop> {
+        rebind::reload(DRIVER, parameters)?;
+        Ok(Self(()))
+    }
+
     /// As [`Self::new`], with few contexts for address spaces, and the default timeout.
     #[track_caller]
     pub fn with_few_contexts() -> Result<Self, Stop> {

@@ -18,7 +18,8 @@ use kernel::{
         ioctl,
         ttm::{
             self,
-            CpuView, //
+            CpuView,
+            PinShares, //
         },
         vram::Window, //
     },
@@ -49,6 +50,7 @@ use crate::{
         BoData, //
     },
     gpu::Gpu,
+    module_parameters,
     MODULE, //
 };
 
@@ -169,6 +171,11 @@ impl auxiliary::Driver for Driver {
         )?;
 
         ttm::Device::<BoData>::setup(&drm, pdev, BAR, visible)?;
+        drm.ttm.set_pin_shares(&PinShares {
+            all: module_parameters::pin_percent.value(),
+            client: module_parameters::client_pin_percent.value(),
+            unrevocable: module_parameters::unrevocable_percent.value(),
+        });
         drm::devres::Registration::new(adev, drm, Init(gpu.clone()), 0)
     }
 }

@@ -92,6 +92,18 @@ module! {
             default: 3000,
             description: "How long the device may take for an invalidation, in ms",
         },
+        pin_percent: u64 {
+            default: 50,
+            description: "How much of VRAM may be pinned, in percent",
+        },
+        client_pin_percent: u64 {
+            default: 100,
+            description: "How much of VRAM may be pinned on the account of one client, in percent",
+        },
+        unrevocable_percent: u64 {
+            default: 100,
+            description: "How much of VRAM importers may pin that cannot be revoked, in percent (0: they get none)",
+        },
         contexts: u32 {
             default: 511,
             description: "How many contexts of the device address spaces use, at least 9",

@@ -14,17 +14,15 @@ use kernel::{
         devres::RegistrationInit,
         gem::{
             self,
-            peer::{
-                self,
-                Unrevocable, //
-            },
+            peer,
             ttm::Content, //
         },
         ioctl,
         pagemap,
         ttm::{
             self,
-            OpCtx, //
+            OpCtx,
+            PinShares, //
         },
         vram::{
             Allocation,
@@ -252,19 +250,11 @@ fn make_card(
         }),
     )?;
     ttm::Device::<BoData>::setup(&drm, pdev, variant.vram_bar(), cpu_visible)?;
-    let share = |percent: u64| vram_size / 100 * percent + vram_size % 100 * percent / 100;
-    drm.ttm
-        .set_pin_limit(share(module_parameters::pin_percent.value().min(100)));
-    drm.ttm.set_client_pin_limit(share(
-        module_parameters::client_pin_percent.value().min(100),
-    ));
-    drm.ttm
-        .holders()
-        .set_policy(match module_parameters::unrevocable_percent.value() {
-            0 => Unrevocable::Refuse,
-            percent @ 1..100 => Unrevocable::Limit(share(percent)),
-            _ => Unrevocable::Accept,
-        });
+    drm.ttm.set_pin_shares(&PinShares {
+        all: module_parameters::pin_percent.value(),
+        client: module_parameters::client_pin_percent.value(),
+        unrevocable: module_parameters::unrevocable_percent.value(),
+    });
     let bind = Bind {
         variant,
         pages,

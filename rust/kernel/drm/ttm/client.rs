@@ -27,6 +27,17 @@ use crate::{
     }, //
 };
 
+/// How much of VRAM may be pinned, in percent of all of it, for
+/// [`Device::set_pin_shares`](super::Device::set_pin_shares). 100 and more is no limit.
+pub struct PinShares {
+    /// For all importers and clients together.
+    pub all: u64,
+    /// For one client.
+    pub client: u64,
+    /// For importers that cannot be revoked.
+    pub unrevocable: u64,
+}
+
 /// The VRAM that is pinned for one client.
 ///
 /// A driver keeps one in each open file, and returns it by [`TtmObject::pins`]. As long as an

@@ -7,6 +7,7 @@
 //! C header: [`include/drm/ttm/ttm_device.h`](srctree/include/drm/ttm/ttm_device.h)
 
 use super::{
+    client::PinShares,
     engine::Engine,
     jobs::{
         unpopulate_callback,
@@ -40,7 +41,10 @@ use crate::{
             Flags, //
         },
         gem::{
-            peer,
+            peer::{
+                self,
+                Unrevocable, //
+            },
             ttm::{
                 can_leave,
                 io_mem_pfn_callback,
@@ -471,6 +475,24 @@ impl<T: TtmObject> Device<T> {
     /// [`PinAccount`]: super::PinAccount
     pub fn set_client_pin_limit(&self, bytes: u64) {
         self.client_pin_limit.store(bytes, Relaxed);
+    }
+
+    /// Sets how much of VRAM may be pinned: the limits of all clients and of one, and the policy for
+    /// importers that cannot be revoked.
+    pub fn set_pin_shares(&self, shares: &PinShares) {
+        let size = self.vram_size();
+        let bytes = |percent: u64| match percent {
+            0..100 => size / 100 * percent + size % 100 * percent / 100,
+            _ => size,
+        };
+
+        self.set_pin_limit(bytes(shares.all));
+        self.set_client_pin_limit(bytes(shares.client));
+        self.holders().set_policy(match shares.unrevocable {
+            0 => Unrevocable::Refuse,
+            percent @ 1..100 => Unrevocable::Limit(bytes(percent)),
+            _ => Unrevocable::Accept,
+        });
     }
 
     /// Calls `f` to lock objects and to move them to where they are needed, with the device active.

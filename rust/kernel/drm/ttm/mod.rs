@@ -89,7 +89,8 @@ pub use self::{
     client::{
         show_memory_stats,
         ClientOf,
-        PinAccount, //
+        PinAccount,
+        PinShares, //
     },
     cpu::{
         CpuEngine,
