@@ -25,6 +25,9 @@ pub const PARAM_PAGE_TABLES: u32 = 14;
 pub const PARAM_JOB_HANGS: u32 = 15;
 /// Copies of the file that have hung.
 pub const PARAM_COPY_HANGS: u32 = 16;
+/// The first limit: fences of a call, copies of a file, address spaces of a file, bytes of an
+/// address space, operations of a job, bytes of an operation, jobs of a file, jobs that hang.
+pub const PARAM_LIMITS: u32 = 17;
 
 /// How many address spaces a file may have.
 pub const VM_MAX: usize = 16;

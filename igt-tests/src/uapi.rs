@@ -169,6 +169,12 @@ pub const PARAM_SVM_MOVED_BACK: u32 = 8;
 pub const PARAM_DIRECT_IO_SIZE: u32 = 9;
 /// VRAM that is not mapped any more, but that direct I/O still accesses.
 pub const PARAM_DIRECT_IO_BUSY: u32 = 10;
+/// Fences of a call.
+pub const PARAM_SYNC_MAX: u32 = 11;
+/// Copies of a file.
+pub const PARAM_COPIES_MAX: u32 = 12;
+/// Bytes of an address space.
+pub const PARAM_VM_SIZE: u32 = 13;
 
 /// `struct drm_avram_gem_create`
 #[repr(C)]

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use vvram_tests::cgroup::MemoryGroup;
 use vvram_tests::compute::{
-    sum, Op, Vm, VmBind, VmDestroy, BIND_MAP, BIND_UNMAP, HUGE, PARAM_COMPUTE_RESETS,
-    PARAM_PAGE_TABLES, PARAM_VMS, VM_MAX, VM_SIZE,
+    sum, Op, Vm, VmBind, VmDestroy, BIND_MAP, BIND_UNMAP, HUGE, JOBS_MAX, OPS_MAX,
+    PARAM_COMPUTE_RESETS, PARAM_LIMITS, PARAM_PAGE_TABLES, PARAM_VMS, VM_MAX, VM_SIZE,
 };
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed};
@@ -279,6 +279,19 @@ fn private() -> Outcome {
 /// Page tables and address spaces are freed, and their number is limited.
 fn limits() -> Outcome {
     let gpu = Mgpu::first()?;
+    let limits = [
+        uapi::SYNC_MAX as u64,
+        uapi::COPIES_MAX.into(),
+        VM_MAX as u64,
+        VM_SIZE,
+        OPS_MAX as u64,
+        64 << 20,
+        JOBS_MAX as u64,
+        3,
+    ];
+    for (param, limit) in (PARAM_LIMITS..).zip(limits) {
+        check_eq!(gpu.drm.getparam(param)?, limit, "parameter {param}");
+    }
     let (vms, tables) = (
         gpu.drm.getparam(PARAM_VMS)?,
         gpu.drm.getparam(PARAM_PAGE_TABLES)?,

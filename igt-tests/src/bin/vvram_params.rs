@@ -30,6 +30,19 @@ fn sizes() -> Outcome {
     Ok(())
 }
 
+/// The limits are those that the tests know.
+fn limits() -> Outcome {
+    let drm = Drm::open()?;
+    for (param, limit) in [
+        (uapi::PARAM_SYNC_MAX, uapi::SYNC_MAX as u64),
+        (uapi::PARAM_COPIES_MAX, uapi::COPIES_MAX.into()),
+        (uapi::PARAM_VM_SIZE, uapi::VM_SIZE),
+    ] {
+        check_eq!(drm.getparam(param)?, limit, "parameter {param}");
+    }
+    Ok(())
+}
+
 fn free_follows() -> Outcome {
     let drm = Drm::open()?;
     let before = drm.vram_free()?;
@@ -42,7 +55,7 @@ fn free_follows() -> Outcome {
 
 fn both_nodes() -> Outcome {
     let (render, card) = (Drm::open()?, Drm::open_card()?);
-    for param in 0..11 {
+    for param in 0..14 {
         check_eq!(
             card.getparam(param)?,
             render.getparam(param)?,
@@ -54,6 +67,7 @@ fn both_nodes() -> Outcome {
 
 igt_main! {
     "sizes", "VRAM, CPU-visible VRAM, free VRAM and pages make sense against BAR 2", sizes;
+    "limits", "what a call and a file may have", limits;
     "free-follows", "VRAM_FREE falls and rises with an object, by its size", free_follows;
     "both-nodes", "the card node and the render node agree", both_nodes;
 }

@@ -110,8 +110,8 @@ const QUERY: Layout = layout!(PeerQuery, fix_query, {
     pad: Zero,
 });
 
-const VVRAM_PARAMS: Layout = layout!(VvramGetparam, { param: Below(11), pad: Zero, value: Zero });
-const MGPU_PARAMS: Layout = layout!(VvramGetparam, { param: Below(15), pad: Zero, value: Zero });
+const VVRAM_PARAMS: Layout = layout!(VvramGetparam, { param: Below(14), pad: Zero, value: Zero });
+const MGPU_PARAMS: Layout = layout!(VvramGetparam, { param: Below(25), pad: Zero, value: Zero });
 
 /// Importers get an object in VRAM only if it may be there, and only such an object is for direct
 /// I/O.

@@ -11,7 +11,7 @@ pub const SYNC_FILE: u32 = 1 << 0;
 /// How many fences there are at most in an array.
 pub const SYNC_MAX: usize = 64;
 
-/// DRM_VVRAM_COPIES_MAX.
+/// DRM_VVRAM_PARAM_COPIES_MAX.
 pub const COPIES_MAX: u32 = 64;
 
 /// `struct drm_vvram_sync`

@@ -120,6 +120,40 @@ enum drm_mgpu_param {
 	 */
 	DRM_MGPU_PARAM_COPY_HANGS = 16,
 	/**
+	 * @DRM_MGPU_PARAM_SYNC_MAX: how many entries in_syncs may have, and how
+	 * many out_syncs.
+	 */
+	DRM_MGPU_PARAM_SYNC_MAX = 17,
+	/**
+	 * @DRM_MGPU_PARAM_COPIES_MAX: how many copies one open file may have
+	 * queued at a time. If it has that many, the call waits, interruptibly,
+	 * until one of them has ended.
+	 */
+	DRM_MGPU_PARAM_COPIES_MAX = 18,
+	/** @DRM_MGPU_PARAM_VM_MAX: how many VMs a file may have at a time. */
+	DRM_MGPU_PARAM_VM_MAX = 19,
+	/**
+	 * @DRM_MGPU_PARAM_VM_SIZE: how many bytes of virtual addresses a VM
+	 * has. The number of its page tables is limited, too: they are enough
+	 * for 2 GiB of mappings without gaps, or for 1024 mappings that are far
+	 * from each other.
+	 */
+	DRM_MGPU_PARAM_VM_SIZE = 20,
+	/**
+	 * @DRM_MGPU_PARAM_EXEC_OPS_MAX: how many operations a job has at most.
+	 */
+	DRM_MGPU_PARAM_EXEC_OPS_MAX = 21,
+	/**
+	 * @DRM_MGPU_PARAM_EXEC_SIZE_MAX: the largest size of an operation, in
+	 * bytes.
+	 */
+	DRM_MGPU_PARAM_EXEC_SIZE_MAX = 22,
+	/**
+	 * @DRM_MGPU_PARAM_EXEC_JOBS_MAX: how many jobs one open file may have
+	 * queued at a time; see DRM_MGPU_PARAM_COPIES_MAX.
+	 */
+	DRM_MGPU_PARAM_EXEC_JOBS_MAX = 23,
+	/**
 	 * @DRM_MGPU_PARAM_HANGS_MAX: how many jobs, or copies, of an open file
 	 * may hang until it can queue no more.
 	 */
@@ -341,19 +375,6 @@ struct drm_mgpu_sync {
 #define DRM_MGPU_SYNC_SIZE_VER0	24
 
 /**
- * DRM_MGPU_SYNC_MAX - how many entries in_syncs may have, and how many
- * out_syncs.
- */
-#define DRM_MGPU_SYNC_MAX		64
-
-/**
- * DRM_MGPU_COPIES_MAX - how many copies one open file may have queued at a
- * time. If it has that many, the call waits, interruptibly, until one of them
- * has ended.
- */
-#define DRM_MGPU_COPIES_MAX		64
-
-/**
  * struct drm_mgpu_gem_copy - argument of DRM_IOCTL_MGPU_GEM_COPY
  *
  * Copies bytes between objects, wherever they are; one of them may be imported,
@@ -366,7 +387,8 @@ struct drm_mgpu_sync {
  * The fence of the copy becomes an implicit fence of both objects, and is put
  * into each entry of @out_syncs, in their order. It signals with an error if
  * the engine could not do the copy, and with -ECANCELED if the file is closed,
- * or the device goes away, before the copy has begun.
+ * the device goes away, or too many copies of the file have hung, before the
+ * copy has begun.
  *
  * A call that fails has queued no copy, and has put no fence anywhere.
  *
@@ -375,7 +397,7 @@ struct drm_mgpu_sync {
  * that the kernel does not know must be zero.
  *
  * Returns -EINVAL for a size of 0, for a part that is not inside of its object,
- * for parts of one object that overlap, for more than DRM_MGPU_SYNC_MAX
+ * for parts of one object that overlap, for more than DRM_MGPU_PARAM_SYNC_MAX
  * entries, for a sync_size that is below DRM_MGPU_SYNC_SIZE_VER0, above 4096,
  * or not a multiple of 8; -E2BIG for an entry that is not zero beyond what the
  * kernel knows; -EFAULT for an array that cannot be read, or in which the
@@ -421,23 +443,10 @@ struct drm_mgpu_gem_copy {
 };
 
 /**
- * DRM_MGPU_VM_MAX - how many VMs a file may have at a time.
- */
-#define DRM_MGPU_VM_MAX		16
-
-/**
- * DRM_MGPU_VM_SIZE - how many bytes of virtual addresses a VM has.
- *
- * The number of page tables is limited, too: they are enough for 2 GiB of
- * mappings without gaps, or for 1024 mappings that are far from each other.
- */
-#define DRM_MGPU_VM_SIZE		(1ULL << 39)
-
-/**
  * struct drm_mgpu_vm_create - argument of DRM_IOCTL_MGPU_VM_CREATE
  *
  * Creates a VM: a virtual address space of the compute engine, in which nothing
- * is mapped. Returns -ENOSPC if the file has DRM_MGPU_VM_MAX of them.
+ * is mapped. Returns -ENOSPC if the file has DRM_MGPU_PARAM_VM_MAX of them.
  */
 struct drm_mgpu_vm_create {
 	/** @flags: must be zero. */
@@ -490,8 +499,8 @@ enum drm_mgpu_bind_op {
  * system memory. An imported buffer is mapped where its exporter has it.
  *
  * Returns -EINVAL for addresses, an offset or a size that are not multiples of
- * a page, for a size of 0, for addresses beyond DRM_MGPU_VM_SIZE, for a part
- * that is not inside of its object, and for an operation that is unknown;
+ * a page, for a size of 0, for addresses beyond DRM_MGPU_PARAM_VM_SIZE, for a
+ * part that is not inside of its object, and for an operation that is unknown;
  * -ENOENT for an unknown VM or handle; -ENOSPC if it would need too many page
  * tables; -EINTR if a signal arrived; and -ENODEV if the device or its driver
  * is gone.
@@ -558,8 +567,8 @@ struct drm_mgpu_exec_op {
 	 */
 	__u64 dst;
 	/**
-	 * @size: in, bytes, from 1 to DRM_MGPU_EXEC_SIZE_MAX; a multiple of 4
-	 * except for DRM_MGPU_EXEC_COPY.
+	 * @size: in, bytes, from 1 to DRM_MGPU_PARAM_EXEC_SIZE_MAX; a multiple
+	 * of 4 except for DRM_MGPU_EXEC_COPY.
 	 */
 	__u64 size;
 	/** @value: in, a pattern of 32 bits, or the number that is added. */
@@ -571,23 +580,6 @@ struct drm_mgpu_exec_op {
  * drm_mgpu_exec_op.
  */
 #define DRM_MGPU_EXEC_OP_SIZE_VER0	40
-
-/**
- * DRM_MGPU_EXEC_OPS_MAX - how many operations a job has at most.
- */
-#define DRM_MGPU_EXEC_OPS_MAX		32
-
-/**
- * DRM_MGPU_EXEC_JOBS_MAX - how many jobs one open file may have queued at a
- * time. If it has that many, the call waits, interruptibly, until one of them
- * has ended.
- */
-#define DRM_MGPU_EXEC_JOBS_MAX		64
-
-/**
- * DRM_MGPU_EXEC_SIZE_MAX - the largest size of an operation, in bytes.
- */
-#define DRM_MGPU_EXEC_SIZE_MAX		(1 << 26)
 
 /**
  * struct drm_mgpu_exec - argument of DRM_IOCTL_MGPU_EXEC
@@ -624,7 +616,7 @@ struct drm_mgpu_exec_op {
  * kernel does not know must be zero.
  *
  * Returns -EINVAL for an operation that is unknown or has a field that is not
- * allowed, for more operations than DRM_MGPU_EXEC_OPS_MAX, for an op_size
+ * allowed, for more operations than DRM_MGPU_PARAM_EXEC_OPS_MAX, for an op_size
  * that is below DRM_MGPU_EXEC_OP_SIZE_VER0, above 4096, or not a multiple of 8,
  * and for a mapped buffer of another device that is not made of whole pages;
  * -E2BIG for an entry that is not zero beyond what the kernel knows; -ENOENT

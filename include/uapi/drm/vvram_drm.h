@@ -84,6 +84,23 @@ enum drm_vvram_param {
 	 * it, in bytes.
 	 */
 	DRM_VVRAM_PARAM_DIRECT_IO_BUSY = 10,
+	/**
+	 * @DRM_VVRAM_PARAM_SYNC_MAX: how many fences a call waits for at most,
+	 * and how many it signals.
+	 */
+	DRM_VVRAM_PARAM_SYNC_MAX = 11,
+	/**
+	 * @DRM_VVRAM_PARAM_COPIES_MAX: how many copies one open file may have
+	 * queued at a time. If it has that many, the call waits, interruptibly,
+	 * until one of them has ended.
+	 */
+	DRM_VVRAM_PARAM_COPIES_MAX = 12,
+	/**
+	 * @DRM_VVRAM_PARAM_VM_SIZE: size of the address space of an open file,
+	 * in bytes. It begins at address 0, and nothing is bound in it at
+	 * first.
+	 */
+	DRM_VVRAM_PARAM_VM_SIZE = 13,
 };
 
 /**
@@ -319,19 +336,6 @@ struct drm_vvram_sync {
 #define DRM_VVRAM_SYNC_SIZE_VER0	24
 
 /**
- * DRM_VVRAM_SYNC_MAX - how many fences a call waits for at most, and how many
- * it signals.
- */
-#define DRM_VVRAM_SYNC_MAX		64
-
-/**
- * DRM_VVRAM_COPIES_MAX - how many copies one open file may have queued at a
- * time. If it has that many, the call waits, interruptibly, until one of them
- * has ended.
- */
-#define DRM_VVRAM_COPIES_MAX		64
-
-/**
  * struct drm_vvram_gem_copy - argument of DRM_IOCTL_VVRAM_GEM_COPY
  *
  * Copies bytes between objects, wherever they are; one of them may be imported,
@@ -353,7 +357,7 @@ struct drm_vvram_sync {
  * that the kernel does not know must be zero.
  *
  * Returns -EINVAL for a size of 0, for a part that is not inside of its object,
- * for parts of one object that overlap, for more than DRM_VVRAM_SYNC_MAX
+ * for parts of one object that overlap, for more than DRM_VVRAM_PARAM_SYNC_MAX
  * entries, for a sync_size that is below DRM_VVRAM_SYNC_SIZE_VER0, above 4096,
  * or not a multiple of 8, and for a buffer of another device that the CPU
  * cannot access; -E2BIG for an entry that is not zero beyond what the kernel
@@ -397,13 +401,6 @@ struct drm_vvram_gem_copy {
 	/** @flags: must be zero. */
 	__u32 flags;
 };
-
-/**
- * DRM_VVRAM_VM_SIZE - size of the address space of an open file, in bytes.
- *
- * It begins at address 0, and nothing is bound in it at first.
- */
-#define DRM_VVRAM_VM_SIZE			(1 << 26)
 
 /**
  * DRM_VVRAM_VM_BIND_UNBIND - unbind what is bound to the addresses.

@@ -41,6 +41,9 @@ struct List {
     last: u32,
 }
 
+/// How many address spaces a file may have.
+pub(crate) const SPACES_MAX: usize = 16;
+
 /// The address spaces of a file.
 #[pin_data]
 pub(crate) struct Vms {
@@ -77,7 +80,7 @@ impl Vms {
     fn create(&self, make: impl FnOnce() -> Result<Arc<AddressSpace>>) -> Result<u32> {
         let mut list = self.list.lock();
 
-        if list.spaces.len() >= uapi::DRM_MGPU_VM_MAX as usize {
+        if list.spaces.len() >= SPACES_MAX {
             return Err(ENOSPC);
         }
         let number = list.last.checked_add(1).ok_or(ENOSPC)?;

@@ -24,6 +24,7 @@ use kernel::{
         Registered, //
     },
     prelude::*,
+    sizes::SZ_64M,
     sync::{
         aref::ARef,
         Arc, //
@@ -52,7 +53,13 @@ use crate::{
 };
 
 /// How many jobs one open file may have queued at a time.
-const JOBS: usize = uapi::DRM_MGPU_EXEC_JOBS_MAX as usize;
+pub(crate) const JOBS: usize = 64;
+
+/// How many operations a job has at most.
+pub(crate) const OPS_MAX: u32 = 32;
+
+/// The largest size of an operation, in bytes.
+pub(crate) const SIZE_MAX: u64 = SZ_64M as u64;
 
 /// The largest size of an entry of the array of operations, in bytes.
 const ENTRY_MAX: u32 = 4096;
@@ -70,7 +77,7 @@ pub(crate) type Jobs = LazyQueue<Queue<ComputeRing>>;
 ///
 /// See `DRM_IOCTL_MGPU_EXEC`.
 fn operations(args: &uapi::drm_mgpu_exec) -> Result<KVec<Operation>> {
-    check(args.op_count <= uapi::DRM_MGPU_EXEC_OPS_MAX)?;
+    check(args.op_count <= OPS_MAX)?;
     if args.op_count == 0 {
         return Ok(KVec::new());
     }
@@ -107,7 +114,7 @@ fn operations(args: &uapi::drm_mgpu_exec) -> Result<KVec<Operation>> {
 
 /// Returns an operation, unless it has a field that is not allowed.
 fn operation(code: u32, src: u64, dst: u64, size: u64, value: u64) -> Result<Operation> {
-    let sized = (1..=u64::from(uapi::DRM_MGPU_EXEC_SIZE_MAX)).contains(&size);
+    let sized = (1..=SIZE_MAX).contains(&size);
     let words = size % 4 == 0;
 
     match code {

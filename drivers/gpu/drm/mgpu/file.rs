@@ -32,14 +32,21 @@ use kernel::{
 };
 
 use crate::{
-    bind::Vms,
+    bind::{
+        self,
+        Vms, //
+    },
     card::{
         Bound,
         Device,
         Driver, //
     },
+    copy,
     engine::CopyRing,
-    exec::Jobs,
+    exec::{
+        self,
+        Jobs, //
+    },
     gem::{
         Bo,
         BoData, //
@@ -47,7 +54,8 @@ use crate::{
     gpu::{
         COMPUTE,
         COPY, //
-    }, //
+    },
+    pagetable, //
 };
 
 /// An open file of the device.
@@ -152,6 +160,13 @@ impl File {
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_COPY_HANGS => {
                 file.copies().get().map_or(0, CopyQueue::hangs).into()
             }
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_SYNC_MAX => copy::SYNCS.count_max.into(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_COPIES_MAX => copy::COPIES as u64,
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_VM_MAX => bind::SPACES_MAX as u64,
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_VM_SIZE => pagetable::SPACE,
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_EXEC_OPS_MAX => exec::OPS_MAX.into(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_EXEC_SIZE_MAX => exec::SIZE_MAX,
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_EXEC_JOBS_MAX => exec::JOBS as u64,
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_HANGS_MAX => HANGS_MAX.into(),
             _ => return Err(EINVAL),
         };

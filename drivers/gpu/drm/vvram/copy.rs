@@ -29,14 +29,14 @@ use crate::{
 };
 
 /// The arrays of the uAPI, whose entries are `struct drm_vvram_sync`.
-const SYNCS: Format = Format {
-    count_max: uapi::DRM_VVRAM_SYNC_MAX,
+pub(crate) const SYNCS: Format = Format {
+    count_max: 64,
     size_min: uapi::DRM_VVRAM_SYNC_SIZE_VER0,
     file_flag: uapi::DRM_VVRAM_SYNC_FILE,
 };
 
 /// How many copies one open file may have queued at a time.
-const COPIES: usize = uapi::DRM_VVRAM_COPIES_MAX as usize;
+pub(crate) const COPIES: usize = 64;
 
 /// Serves `DRM_IOCTL_VVRAM_GEM_COPY`.
 pub(crate) fn gem_copy(

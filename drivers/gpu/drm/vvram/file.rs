@@ -29,6 +29,7 @@ use kernel::{
 };
 
 use crate::{
+    copy,
     driver::{
         BoundData,
         VvramDevice,
@@ -38,7 +39,10 @@ use crate::{
         Bo,
         BoData, //
     },
-    vm::Vm, //
+    vm::{
+        self,
+        Vm, //
+    }, //
 };
 
 /// An open file of the device.
@@ -128,6 +132,9 @@ impl File {
                 .as_ref()
                 .map_or(0, |pages| pages.len().min(dev.ttm.visible())),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_DIRECT_IO_BUSY => dev.ttm.referenced(),
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_SYNC_MAX => copy::SYNCS.count_max.into(),
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_COPIES_MAX => copy::COPIES as u64,
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_VM_SIZE => vm::SIZE,
             _ => return Err(EINVAL),
         };
         Ok(0)

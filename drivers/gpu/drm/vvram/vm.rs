@@ -49,6 +49,7 @@ use kernel::{
     },
     seq_file::SeqFile,
     seq_print,
+    sizes::SZ_64M,
     sync::{
         aref::ARef,
         atomic::{
@@ -75,8 +76,11 @@ use crate::{
     gem::Bo, //
 };
 
+/// How many bytes an address space has.
+pub(crate) const SIZE: u64 = SZ_64M as u64;
+
 /// How many pages an address space has.
-const PAGES: usize = uapi::DRM_VVRAM_VM_SIZE as usize >> PAGE_SHIFT;
+const PAGES: usize = SZ_64M >> PAGE_SHIFT;
 
 /// The key of a mapping in the list of all mappings.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -462,7 +466,7 @@ pub(crate) fn read(
     let end = args.addr.checked_add(args.size).ok_or(EINVAL)?;
     if args.pad != 0
         || args.size == 0
-        || end > u64::from(uapi::DRM_VVRAM_VM_SIZE)
+        || end > SIZE
         || args.flags & !uapi::DRM_VVRAM_VM_READ_AS_IS != 0
     {
         return Err(EINVAL);
