@@ -56,6 +56,18 @@ impl FdInfo {
         }
     }
 
+    /// How long an engine has worked for the file, in nanoseconds.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the key is missing, or its value cannot be parsed.
+    #[track_caller]
+    pub fn engine(&self, name: &str) -> Result<u64, Stop> {
+        let text = self.text(&format!("drm-engine-{name}"))?;
+        let ns = text.strip_suffix(" ns").and_then(|ns| ns.parse().ok());
+        ns.ok_or_else(|| Stop::fail(format_args!("the time of {name} is {text:?}")))
+    }
+
     /// The value of a key, in bytes.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ use vvram_tests::compute::{
     PARAM_VMS, RESULTS,
 };
 use vvram_tests::drm::EITHER;
+use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fence::{SyncObj, Timeline};
 use vvram_tests::fixture::patterns;
 use vvram_tests::map::PAGE64;
@@ -220,6 +221,47 @@ fn empty() -> Outcome {
         }),
         libc::ENOENT,
     )?;
+    gpu.clean()
+}
+
+/// fdinfo has the PCI device, and how long each engine has worked for the file.
+fn fdinfo() -> Outcome {
+    const WORK: u64 = 50_000_000;
+    let (gpu, other) = (Mgpu::first()?, Mgpu::first()?);
+    let (bench, theirs) = (Bench::new(&gpu)?, Bench::new(&other)?);
+    let began = Instant::now();
+    let info = FdInfo::of(&gpu.drm)?;
+    check_eq!(info.text("drm-pdev")?, gpu.pci.name(), "the PCI device");
+    let engines = |gpu: &Mgpu| {
+        let info = FdInfo::of(&gpu.drm)?;
+        Ok::<_, Stop>([info.engine("compute")?, info.engine("copy")?])
+    };
+    check_eq!([engines(&gpu)?, engines(&other)?], [[0; 2]; 2], "at first");
+
+    let object = gpu.drm.create(2 * PAGE64)?;
+    for ring in [COMPUTE, COPY] {
+        gpu.inject_into(ring, Error::Slow, 50)?;
+    }
+    let copy = gpu.drm.copy((&object, 0), (&object, PAGE64), PAGE64)?;
+    bench.vm.done(&[Op::add(RESULTS, 1)])?;
+    copy.finish()?;
+    for ring in [COMPUTE, COPY] {
+        gpu.inject_into(ring, Error::Slow, 0)?;
+    }
+    // The queue learns of the end of a job after its fence has signalled.
+    let done = misc::poll(LIMIT, || {
+        let now = engines(&gpu).ok()?;
+        now.iter().all(|ns| *ns >= WORK).then_some(now)
+    });
+    let elapsed = began.elapsed().as_nanos() as u64;
+    check!(
+        done.is_some_and(|now| now.iter().all(|ns| *ns <= elapsed)),
+        "{done:?} ns of work in {elapsed} ns, and now {:?}",
+        engines(&gpu)?
+    );
+    check_eq!(engines(&other)?, [0; 2], "of the other file");
+    theirs.vm.done(&[Op::add(RESULTS, 1)])?;
+    other.clean()?;
     gpu.clean()
 }
 
@@ -778,6 +820,7 @@ igt_main! {
     "explicit", "jobs that wait for no others", explicit;
     "implicit", "both engines on one buffer, with its implicit fences", implicit;
     "empty", "jobs without operations", empty;
+    "fdinfo", "the PCI device, and the time of the engines", fdinfo;
     "addresses", "the mask of addresses for DMA", addresses;
     "chaos", "a device that keeps to nothing but its interface", chaos;
     "unmapped", "what jobs use is unmapped behind them", unmapped;

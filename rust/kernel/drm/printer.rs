@@ -10,6 +10,11 @@ use crate::{
     prelude::*,
     types::Opaque, //
 };
+#[cfg(CONFIG_PCI)]
+use crate::{
+    device,
+    pci, //
+};
 
 /// An output stream of DRM, `struct drm_printer`.
 ///
@@ -46,6 +51,35 @@ impl Printer {
                 stat.as_char_ptr(),
                 region.as_char_ptr(),
                 bytes,
+            )
+        }
+    }
+
+    /// Prints `drm-engine-<name>`: how long the engine has worked for the client, in nanoseconds.
+    pub fn engine(&mut self, name: &CStr, ns: u64) {
+        // SAFETY: The printer is valid, and the arguments are those of the format.
+        unsafe {
+            bindings::drm_printf(
+                self.as_raw(),
+                c"drm-engine-%s:\t%llu ns\n".as_char_ptr(),
+                name.as_char_ptr(),
+                ns,
+            )
+        }
+    }
+
+    /// Prints `drm-pdev`, for a driver whose DRM device is below another one than the PCI device.
+    /// The DRM core prints it for all others.
+    #[cfg(CONFIG_PCI)]
+    pub fn pdev(&mut self, pdev: &pci::Device<device::Bound>) {
+        let name = pdev.as_ref().name();
+
+        // SAFETY: The printer is valid, and the arguments are those of the format.
+        unsafe {
+            bindings::drm_printf(
+                self.as_raw(),
+                c"drm-pdev:\t%s\n".as_char_ptr(),
+                name.as_char_ptr(),
             )
         }
     }

@@ -16,8 +16,10 @@ use kernel::{
             peer, //
         },
         ioctl,
+        queue::Queue,
         ttm::{
             self,
+            CopyQueue,
             CpuView,
             PinShares, //
         },
@@ -199,16 +201,17 @@ impl drm::Driver for Driver {
     const FEAT_SYNCOBJ: bool = true;
     const FEAT_SYNCOBJ_TIMELINE: bool = true;
 
-    fn show_fdinfo(_dev: &Device<drm::Registered>, file: &drm::File<File>, p: &mut drm::Printer) {
+    fn show_fdinfo(dev: &Device<drm::Registered>, file: &drm::File<File>, p: &mut drm::Printer) {
+        let inner = file.inner().get_ref();
+        let (jobs, copies) = (inner.jobs().get(), inner.copies().get());
+
+        dev.registration_data_with(|bound| p.pdev(bound.pdev));
+        p.engine(c"compute", jobs.map_or(0, Queue::busy_ns));
+        p.engine(c"copy", copies.map_or(0, CopyQueue::busy_ns));
         let visible = ttm::show_memory_stats::<BoData>(file, p);
 
         p.size(c"mgpu", c"visible", c"vram0", visible);
-        p.size(
-            c"mgpu",
-            c"pinned",
-            c"vram0",
-            file.inner().get_ref().pins().pinned(),
-        );
+        p.size(c"mgpu", c"pinned", c"vram0", inner.pins().pinned());
     }
 
     fn unplug(bound: &Bound<'_>) {
