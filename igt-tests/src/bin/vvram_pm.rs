@@ -20,7 +20,7 @@ use vvram_tests::power::{Auto, DELAY};
 use vvram_tests::rebind::Unbound;
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::uapi;
-use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -97,15 +97,22 @@ fn evicted() -> Outcome {
     let (a, b) = patterns();
     let peer = &fixture.peer;
     let before = debugfs.counters()?;
-    let object = fixture.drm.create_flags(2 * PAGE as u64, EITHER)?;
-    let (map, buffer) = (object.map()?, object.export()?);
-    map.fill(a);
+    let mut made = None;
     auto.kept_awake(|| {
+        // It begins in VRAM only while the device is active.
+        let object = fixture.drm.create_flags(2 * PAGE as u64, EITHER)?;
+        let (map, buffer) = (object.map()?, object.export()?);
+        map.fill(a);
         peer.attach_and_map(&buffer, Mode::Dynamic)?;
         fixture.check_only(&object, Mode::Dynamic, false, true)?;
         fixture.check_table(peer, &map)?;
-        peer_reads(peer, a, &[0, 1])
+        peer_reads(peer, a, &[0, 1])?;
+        made = Some((object, map, buffer));
+        Ok(())
     })?;
+    let Some((object, map, buffer)) = made else {
+        fail!("no object was made");
+    };
     auto.sleeps("while an importer is attached that can be revoked")?;
     placed(&object, uapi::PLACEMENT_SYSTEM)?;
     auto.sleeps_through("what an importer does in system memory", || {
