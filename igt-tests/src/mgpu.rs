@@ -256,44 +256,38 @@ impl Impatient {
     /// Fails the subtest if that does not work.
     #[track_caller]
     pub fn new() -> Result<Self, Stop> {
-        rebind::reload(DRIVER, &[TIMEOUT])?;
-        Ok(Self(()))
+        Self::with(&[TIMEOUT])
     }
 
     /// As [`Self::new`], with a shorter limit for invalidations, too. If one is not done, the
     /// driver does not reset the device.
     #[track_caller]
     pub fn with_invalidations() -> Result<Self, Stop> {
-        rebind::reload(DRIVER, &[TIMEOUT, SOON, "invalidate_reset=0"])?;
-        Ok(Self(()))
+        Self::with(&[TIMEOUT, SOON, "invalidate_reset=0"])
     }
 
     /// As [`Self::with_invalidations`], for jobs that hang while a test does something.
     #[track_caller]
     pub fn less_with_invalidations() -> Result<Self, Stop> {
-        rebind::reload(DRIVER, &["timeout_ms=4000", SOON, "invalidate_reset=0"])?;
-        Ok(Self(()))
+        Self::with(&["timeout_ms=4000", SOON, "invalidate_reset=0"])
     }
 
     /// As [`Self::new`], with a shorter limit for invalidations, too.
     #[track_caller]
     pub fn with_resets() -> Result<Self, Stop> {
-        rebind::reload(DRIVER, &[TIMEOUT, SOON])?;
-        Ok(Self(()))
+        Self::with(&[TIMEOUT, SOON])
     }
 
     /// As [`Self::new`], for jobs that hang in any case: with a shorter timeout.
     #[track_caller]
     pub fn hasty() -> Result<Self, Stop> {
-        rebind::reload(DRIVER, &["timeout_ms=200"])?;
-        Ok(Self(()))
+        Self::with(&["timeout_ms=200"])
     }
 
     /// As [`Self::new`], with a timeout that each entry of a slow job meets.
     #[track_caller]
     pub fn less() -> Result<Self, Stop> {
-        rebind::reload(DRIVER, &["timeout_ms=2000"])?;
-        Ok(Self(()))
+        Self::with(&["timeout_ms=2000"])
     }
 
     /// As [`Self::new`], with parameters of the module, and the default timeout.
@@ -303,18 +297,10 @@ impl Impatient {
         Ok(Self(()))
     }
 
-    /// As [`Self::new`], with few contexts for address spaces, and the default timeout.
-    #[track_caller]
-    pub fn with_few_contexts() -> Result<Self, Stop> {
-        rebind::reload(DRIVER, &["contexts=9"])?;
-        Ok(Self(()))
-    }
-
     /// As [`Self::new`], with a timeout that is longer than any test.
     #[track_caller]
     pub fn never() -> Result<Self, Stop> {
-        rebind::reload(DRIVER, &["timeout_ms=1000000"])?;
-        Ok(Self(()))
+        Self::with(&["timeout_ms=1000000"])
     }
 }
 

@@ -590,15 +590,7 @@ fn stale() -> Outcome {
         gpu.inject(Error::NoInvalidate, 2)?;
         // Nothing but the next job resets the device.
         drop(theirs);
-        let failed = || {
-            let lines = log.lines();
-            let is_it = |line: &String| line.contains("an invalidation failed");
-            lines.iter().any(is_it).then_some(())
-        };
-        check!(
-            misc::poll(LIMIT, failed).is_some(),
-            "no invalidation failed"
-        );
+        log.await_line("an invalidation failed", LIMIT)?;
     }
     check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
     timeline.step()?;

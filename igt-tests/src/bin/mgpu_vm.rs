@@ -343,7 +343,7 @@ fn limits() -> Outcome {
 /// works with its own page tables.
 fn contexts() -> Outcome {
     const SPACES: u64 = 2 * VM_MAX as u64;
-    let _few = Impatient::with_few_contexts()?;
+    let _few = Impatient::with(&["contexts=9"])?;
     let gpus = [Mgpu::first()?, Mgpu::first()?];
     let spaces: Vec<_> = (0..SPACES)
         .map(|index| {
