@@ -361,7 +361,8 @@ fn too_large_for_kernel(gpu: &Mgpu, size: u64) -> Outcome {
     let stays = gpu.drm.create(size)?;
     let buffer = stays.export()?;
     user.attach(&buffer, Mode::Cpu)?;
-    expect_errno("a mapping of the kernel", user.map(), libc::ENOSPC)?;
+    // It is more than may be pinned.
+    expect_errno("a mapping of the kernel", user.map(), libc::EDQUOT)?;
     expect_errno(
         "an import by vvram",
         vvram.import(&buffer).map(drop),
@@ -373,6 +374,41 @@ fn too_large_for_kernel(gpu: &Mgpu, size: u64) -> Outcome {
         "vvram as an importer that was refused: {list:?}"
     );
     placed(&stays, uapi::PLACEMENT_VRAM)
+}
+
+/// The pins of a client leave room in the aperture for others, and so do the pins of all.
+fn reserve() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let aperture = gpu.aperture()?;
+    check_eq!(
+        gpu.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?,
+        aperture / 2,
+        "the limit of pins"
+    );
+    let large = gpu.drm.create(aperture / 4)?;
+    let more = gpu.drm.create(PAGE64)?;
+    let peer = Peer::open()?;
+    let counters = gpu.debugfs()?.counters()?;
+    peer.attach_and_map(&large.export()?, Mode::Revocable)?;
+    let (buffer, refused) = (more.export()?, Peer::open()?);
+    expect_errno(
+        "a pin of a client that has pinned its share",
+        refused.attach_and_map(&buffer, Mode::Revocable),
+        libc::EDQUOT,
+    )?;
+    let counted = difference(&counters, &gpu.debugfs()?.counters()?);
+    check!(
+        counted
+            .iter()
+            .any(|(_, reason, count)| reason == "quota" && *count == 1),
+        "what was counted: {counted:?}"
+    );
+    let others = Mgpu::first()?;
+    let own = others.drm.create(PAGE64)?;
+    let pins = Peer::open()?;
+    pins.attach_and_map(&own.export()?, Mode::Revocable)?;
+    drop((pins, refused, peer));
+    gpu.clean()
 }
 
 /// While peers have mapped all of the aperture, other importers get no window, until a peer unmaps.
@@ -511,7 +547,7 @@ fn limits() -> Outcome {
     ])?;
     let gpu = Mgpu::first()?;
     let debugfs = gpu.debugfs()?;
-    let size = gpu.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let size = gpu.aperture()?;
     check_eq!(
         gpu.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?,
         size / 4,
@@ -548,6 +584,7 @@ igt_main! {
     "races", "faults race with evictions of windows", races;
     "large", "an object that is larger than the aperture", large;
     "full", "peers have all of the aperture", full;
+    "reserve", "pins leave room", reserve;
     "take-over", "an importer has not unmapped what has moved", take_over;
     "limits", "the limits of pins, and of importers that cannot be revoked", limits;
     "repeated", "a peer maps and unmaps again and again", repeated;

@@ -94,15 +94,15 @@ module! {
         },
         pin_percent: u64 {
             default: 50,
-            description: "How much of VRAM may be pinned, in percent",
+            description: "How much may be pinned of the VRAM that the CPU and peers see, in percent",
         },
         client_pin_percent: u64 {
-            default: 100,
-            description: "How much of VRAM may be pinned on the account of one client, in percent",
+            default: 25,
+            description: "How much of it may be pinned on the account of one client, in percent",
         },
         unrevocable_percent: u64 {
             default: 100,
-            description: "How much of VRAM importers may pin that cannot be revoked, in percent (0: they get none)",
+            description: "How much of it importers may pin that cannot be revoked, in percent (0: they get none)",
         },
         contexts: u32 {
             default: 511,

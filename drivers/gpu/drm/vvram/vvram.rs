@@ -35,15 +35,15 @@ kernel::module_pci_driver! {
         },
         pin_percent: u64 {
             default: 50,
-            description: "How much of VRAM may be pinned, in percent",
+            description: "How much may be pinned of the VRAM that the CPU and peers see, in percent",
         },
         client_pin_percent: u64 {
             default: 100,
-            description: "How much of VRAM may be pinned on the account of one client, in percent",
+            description: "How much of it may be pinned on the account of one client, in percent",
         },
         unrevocable_percent: u64 {
             default: 100,
-            description: "How much of VRAM importers may pin that cannot be revoked, in percent (0: they get none)",
+            description: "How much of it importers may pin that cannot be revoked, in percent (0: they get none)",
         },
         struct_pages: u8 {
             default: 1,

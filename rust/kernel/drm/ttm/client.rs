@@ -27,8 +27,12 @@ use crate::{
     }, //
 };
 
-/// How much of VRAM may be pinned, in percent of all of it, for
+/// How much of VRAM may be pinned, in percent of what the CPU and peers see of it, for
 /// [`Device::set_pin_shares`](super::Device::set_pin_shares). 100 and more is no limit.
+///
+/// What is pinned is seen at all times. So on a device with an
+/// [`Aperture`](crate::drm::vram::Aperture) these are the shares of its windows that stay, and the
+/// rest is for page faults and for importers that can be invalidated.
 pub struct PinShares {
     /// For all importers and clients together.
     pub all: u64,

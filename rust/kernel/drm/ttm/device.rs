@@ -478,9 +478,9 @@ impl<T: TtmObject> Device<T> {
     }
 
     /// Sets how much of VRAM may be pinned: the limits of all clients and of one, and the policy for
-    /// importers that cannot be revoked.
+    /// importers that cannot be revoked. To be called after [`Self::setup`].
     pub fn set_pin_shares(&self, shares: &PinShares) {
-        let size = self.vram_size();
+        let size = self.visible();
         let bytes = |percent: u64| match percent {
             0..100 => size / 100 * percent + size % 100 * percent / 100,
             _ => size,
