@@ -175,16 +175,17 @@ impl Mgpu {
         self.drm.getparam(PARAM_APERTURE_SIZE)
     }
 
-    /// Fills the aperture: makes an object of its size, and has a peer map all of it.
+    /// Fills the aperture: makes an object of its size, and has a peer map all of it. A peer that
+    /// pins needs a driver that permits it: see [`Impatient::pinning`].
     ///
     /// # Errors
     ///
     /// Any error of a call, or if some of the aperture is free.
-    pub fn fill_aperture(&self) -> Result<(Gem<'_>, DmaBuf, Peer), Stop> {
+    pub fn fill_aperture(&self, mode: Mode) -> Result<(Gem<'_>, DmaBuf, Peer), Stop> {
         let all = self.drm.create(self.aperture()?)?;
         let buffer = all.export()?;
         let holder = Peer::open()?;
-        holder.attach_and_map(&buffer, Mode::Dynamic)?;
+        holder.attach_and_map(&buffer, mode)?;
         check_eq!(self.drm.getparam(PARAM_APERTURE_FREE)?, 0, "free aperture");
         Ok((all, buffer, holder))
     }
@@ -270,6 +271,12 @@ impl Impatient {
     #[track_caller]
     pub fn less_with_invalidations() -> Result<Self, Stop> {
         Self::with(&["timeout_ms=4000", SOON, "invalidate_reset=0"])
+    }
+
+    /// With a client that may pin as much as the aperture shows.
+    #[track_caller]
+    pub fn pinning() -> Result<Self, Stop> {
+        Self::with(&["pin_percent=100", "client_pin_percent=100"])
     }
 
     /// As [`Self::new`], with a shorter limit for invalidations, too.

@@ -18,6 +18,7 @@ use crate::{
         unmap,
         DIR, //
     },
+    waits,
     windows::{
         card,
         card_showing,
@@ -31,6 +32,7 @@ use crate::{
 };
 use kernel::{
     dma_buf::Attachment,
+    dma_resv::Usage,
     drm::{
         gem::peer::{
             attachments,
@@ -50,7 +52,13 @@ use kernel::{
     },
     page::PAGE_SIZE,
     prelude::*,
-    sync::atomic::Relaxed, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    }, //
 };
 
 #[kunit_tests(vram_aperture)]
@@ -61,7 +69,7 @@ mod tests {
         card.device().ttm.peers().get(event, reason)
     }
 
-    /// The window shows the object while the table is mapped, and is dropped with it.
+    /// The window shows the object while the table is mapped, and is closed with it.
     #[test]
     fn window_is_there_while_mapped() -> Result {
         with_device(|pdev| {
@@ -85,7 +93,7 @@ mod tests {
             check_eq!(aperture.windows(), (0, 1));
             check!(!aperture.holds(offsets[0], Some(1), 0)?);
 
-            // The table is made anew each time: the previous one was freed with its window.
+            // The table is made anew each time, for another window.
             for made in 2..50 {
                 check!(sees(&at, &aperture, 3, 1)?);
                 check_eq!(aperture.windows(), (1, made));
@@ -93,7 +101,7 @@ mod tests {
                 check_eq!(aperture.windows(), (0, made));
             }
 
-            // The detach of the importer drops the window.
+            // The detach of the importer closes the window.
             check!(sees(&at, &aperture, 3, 1)?);
             drop(at);
             check_eq!(aperture.windows(), (0, 50));
@@ -177,16 +185,19 @@ mod tests {
             check!(sees(&last, &aperture, 2, 1)?);
             check_eq!(aperture.windows(), (1, 2));
 
-            // The importer that has not unmapped keeps its window, which is not shared any more.
+            // The importer that has not unmapped has no window any more, and its unmap does not
+            // close the new one.
             validate(&object, &[Place::TT])?;
-            check_eq!(aperture.windows(), (1, 2));
+            check_eq!(aperture.windows(), (0, 2));
             crate::bench::fill(&object, 2)?;
             check!(sees(&first, &aperture, 2, 2)?);
-            check_eq!(aperture.windows(), (2, 3));
-            check!(sees(&last, &aperture, 2, 2)?);
             check_eq!(aperture.windows(), (1, 3));
             unmap(&last)?;
+            check_eq!(aperture.windows(), (1, 3));
+            check!(sees(&last, &aperture, 2, 2)?);
             unmap(&first)?;
+            check_eq!(aperture.windows(), (1, 3));
+            unmap(&last)?;
             check_eq!(aperture.windows(), (0, 3));
             Ok(())
         })
@@ -255,6 +266,103 @@ mod tests {
         })
     }
 
+    /// An importer that has not pinned its object makes room for another one. It is invalidated,
+    /// and maps the object again when it needs it.
+    #[test]
+    fn importers_take_turns() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let objects = [
+                object(&card, 2, Domain::Vram, 0)?,
+                object(&card, 2, Domain::Vram, 1)?,
+                object(&card, 2, Domain::Vram, 2)?,
+            ];
+            let attach =
+                |index: usize| Attachment::new(export(&objects[index])?, pdev.as_ref(), prompt());
+            let all = [attach(0)?, attach(1)?, attach(2)?];
+            let invalidated =
+                || [0, 1, 2].map(|index: usize| all[index].importer().0.load(Relaxed));
+
+            aperture.set_limit(4);
+            check!(sees(&all[0], &aperture, 2, 0)?);
+            check!(sees(&all[1], &aperture, 2, 1)?);
+            check_eq!(invalidated(), [0, 0, 0]);
+            check!(sees(&all[2], &aperture, 2, 2)?);
+            check_eq!(invalidated(), [1, 0, 0]);
+            check_eq!(aperture.windows(), (2, 3));
+            // The second one, which has mapped least recently.
+            check!(sees(&all[0], &aperture, 2, 0)?);
+            check_eq!(invalidated(), [1, 1, 0]);
+            check_eq!(aperture.windows(), (2, 4));
+            for object in &objects {
+                check_eq!(mem_type(object)?, Some(MemType::Vram));
+            }
+            check_eq!(count(&card, Event::MapSystem, Reason::NoWindow), 0);
+            Ok(())
+        })
+    }
+
+    /// The window of an importer that does not unmap is closed, too. Its later unmap does not close
+    /// the next one.
+    #[test]
+    fn late_importer_makes_room() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let first = object(&card, 2, Domain::Vram, 1)?;
+            let second = object(&card, 2, Domain::Vram, 2)?;
+            let (first, second) = (export(&first)?, export(&second)?);
+            let last = Attachment::new(first.clone(), pdev.as_ref(), late())?;
+            let same = Attachment::new(first, pdev.as_ref(), prompt())?;
+            let other = Attachment::new(second, pdev.as_ref(), prompt())?;
+
+            aperture.set_limit(3);
+            check!(sees(&last, &aperture, 2, 1)?);
+            check!(sees(&other, &aperture, 2, 2)?);
+            check_eq!(last.importer().0.load(Relaxed), 1);
+            check_eq!(aperture.windows(), (1, 2));
+            check!(sees(&same, &aperture, 2, 1)?);
+            check_eq!(aperture.windows(), (1, 3));
+            unmap(&same)?;
+            check_eq!(aperture.windows(), (0, 3));
+            check!(sees(&same, &aperture, 2, 1)?);
+            unmap(&last)?;
+            check_eq!(aperture.windows(), (1, 4));
+            unmap(&same)?;
+            check_eq!(aperture.windows(), (0, 4));
+            Ok(())
+        })
+    }
+
+    /// The work of an importer ends before its window is closed.
+    #[test]
+    fn work_of_an_importer_is_waited_for() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let used = object(&card, 2, Domain::Vram, 1)?;
+            let other = object(&card, 2, Domain::Vram, 2)?;
+            let user = Attachment::new(export(&used)?, pdev.as_ref(), prompt())?;
+            let at = Attachment::new(export(&other)?, pdev.as_ref(), late())?;
+
+            aperture.set_limit(3);
+            check!(sees(&user, &aperture, 2, 1)?);
+            let work = waits::work(&mut used.reserve(false)?.resv(), Usage::Bookkeep)?;
+            let done = Arc::new(Atomic::new(false), GFP_KERNEL)?;
+            let is_done = done.clone();
+            let end = move || {
+                is_done.store(true, Relaxed);
+                work.signal(Ok(()));
+            };
+            check!(waits::until(end, || {
+                let ret = sees(&at, &aperture, 2, 2);
+
+                ret.map(|is_seen| is_seen && done.load(Relaxed))
+            })??);
+            check_eq!(user.importer().0.load(Relaxed), 1);
+            check_eq!(aperture.windows(), (1, 2));
+            Ok(())
+        })
+    }
+
     #[test]
     fn full_aperture_is_an_error() -> Result {
         with_device(|pdev| {
@@ -262,11 +370,12 @@ mod tests {
             let first = object(&card, 2, Domain::Vram, 1)?;
             let second = object(&card, 2, Domain::Vram, 2)?;
             let pinned = object(&card, 2, Domain::Either, 3)?;
-            let holder = Attachment::new(export(&first)?, pdev.as_ref(), prompt())?;
+            let holder = Attachment::new(export(&first)?, pdev.as_ref(), revocable())?;
             let refused = Attachment::new(export(&second)?, pdev.as_ref(), prompt())?;
             let pins = Attachment::new(export(&pinned)?, pdev.as_ref(), revocable())?;
 
             aperture.set_limit(3);
+            holder.with(|at| at.pin())?;
             pins.with(|at| at.pin())?;
             check!(sees(&holder, &aperture, 2, 1)?);
             check_eq!(sees(&refused, &aperture, 2, 2).err(), Some(ENOSPC));
@@ -296,12 +405,13 @@ mod tests {
             let (card, aperture) = card(pdev)?;
             let other = object(&card, 2, Domain::Vram, 1)?;
             let object = object(&card, 2, Domain::Either, 2)?;
-            let holder = Attachment::new(export(&other)?, pdev.as_ref(), prompt())?;
+            let holder = Attachment::new(export(&other)?, pdev.as_ref(), revocable())?;
             let buf = export(&object)?;
             let first = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
             let second = Attachment::new(buf, pdev.as_ref(), prompt())?;
 
             aperture.set_limit(2);
+            holder.with(|at| at.pin())?;
             check!(sees(&holder, &aperture, 2, 1)?);
             for at in [&first, &second] {
                 check!(!sees(at, &aperture, 2, 2)?);

@@ -18,7 +18,8 @@ use crate::{
         late,
         prompt,
         revocable,
-        unmap, //
+        unmap,
+        DIR, //
     },
     memory::{
         Access,
@@ -195,13 +196,21 @@ mod tests {
             }
             check_eq!(aperture.windows(), (0, 1));
 
-            let map = VMap::new(buf)?;
+            let map = VMap::new(buf.clone())?;
             let mut now = [0; 8];
             map.read(0, &mut now)?;
             check_eq!(now, [0xaa; 8]);
             check_eq!(aperture.windows(), (1, 2));
             drop(map);
             check_eq!(aperture.windows(), (0, 2));
+
+            // An importer keeps the window.
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            at.with(|at| at.map(DIR).map(|_| ()))?;
+            drop(VMap::new(buf)?);
+            check_eq!(aperture.windows(), (1, 3));
+            unmap(&at)?;
+            check_eq!(aperture.windows(), (0, 3));
             check_eq!(card.device().ttm.pinned(), 0);
             Ok(())
         })
@@ -244,9 +253,9 @@ mod tests {
         })
     }
 
-    /// A window that an importer keeps after a move is not used for the object's new place.
+    /// An importer that has not unmapped does not keep a window after a move.
     #[test]
-    fn old_window_is_not_shared() -> Result {
+    fn old_window_is_closed() -> Result {
         with_device(|pdev| {
             let (card, aperture) = card(pdev)?;
             let object = object(&card, 2, Domain::Either, 1)?;
@@ -258,10 +267,10 @@ mod tests {
             check!(reads(&map, 1)?);
             move_to(&object, &[Place::TT])?;
             check_eq!(at.importer().0.load(Relaxed), 1);
-            check_eq!(aperture.windows(), (1, 1));
+            check_eq!(aperture.windows(), (0, 1));
             move_to(&object, &[Place::VRAM])?;
             check!(reads(&map, 1)?);
-            check_eq!(aperture.windows(), (2, 2));
+            check_eq!(aperture.windows(), (1, 2));
             unmap(&at)?;
             check_eq!(aperture.windows(), (1, 2));
             check!(reads(&map, 1)?);
@@ -277,9 +286,10 @@ mod tests {
             let other = object(&card, 2, Domain::Vram, 2)?;
             let map = mapped(&*export(&touched)?)?;
             let buf = export(&other)?;
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
 
             aperture.set_limit(3);
+            at.with(|at| at.pin())?;
             check!(reads(&map, 1)?);
             check_eq!(aperture.windows(), (1, 1));
             check!(sees(&at, &aperture, 2, 2)?);
@@ -289,7 +299,7 @@ mod tests {
                 Outcome::peer(Path::PeerBus)
             );
 
-            // A window that an importer has mapped is not evicted.
+            // A window that an importer has pinned is not evicted.
             check_eq!(map.fault(0)?, Access::Sigbus);
             check_eq!(map.read(0).err(), Some(EFAULT));
             check_eq!(holds(&touched, Some(1)).err(), Some(ENOSPC));
@@ -343,9 +353,45 @@ mod tests {
         })
     }
 
-    /// The window of a process that an importer shares is not evicted, as that would free no room.
+    /// A fault evicts the window of an importer that has not pinned its object.
     #[test]
-    fn shared_window_is_not_evicted() -> Result {
+    fn fault_evicts_the_window_of_an_importer() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let touched = object(&card, 2, Domain::Vram, 1)?;
+            let other = object(&card, 2, Domain::Vram, 2)?;
+            let map = mapped(&*export(&touched)?)?;
+            let buf = export(&other)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), late())?;
+            let same = Attachment::new(buf, pdev.as_ref(), prompt())?;
+
+            aperture.set_limit(3);
+            check!(sees(&at, &aperture, 2, 2)?);
+            check!(reads(&map, 1)?);
+            check_eq!(at.importer().0.load(Relaxed), 1);
+            check_eq!(aperture.windows(), (1, 2));
+
+            // A fault does not wait for its work for long, but is tried again.
+            check!(sees(&at, &aperture, 2, 2)?);
+            let work = waits::work(&mut other.reserve(false)?.resv(), Usage::Bookkeep)?;
+            check_eq!(map.fault(0)?, Access::Works);
+            check_eq!(at.importer().0.load(Relaxed), 2);
+            check_eq!(aperture.windows(), (1, 3));
+            check_eq!(mem_type(&touched)?, Some(MemType::Vram));
+
+            // Meanwhile importers do not get the window again, which would be for ever.
+            let end = move || work.signal(Ok(()));
+            check!(waits::until(end, || sees(&same, &aperture, 2, 2))??);
+            check_eq!(aperture.windows(), (1, 4));
+            check!(reads(&map, 1)?);
+            check_eq!(aperture.windows(), (1, 5));
+            Ok(())
+        })
+    }
+
+    /// Windows that importers share are evicted last.
+    #[test]
+    fn window_of_importers_is_evicted_last() -> Result {
         with_device(|pdev| {
             let (card, aperture) = card(pdev)?;
             let shared = object(&card, 1, Domain::Vram, 1)?;
@@ -380,13 +426,14 @@ mod tests {
             let touched = object(&card, 2, Domain::Either, 2)?;
             let looked = object(&card, 2, Domain::Either, 3)?;
             let pinned = object(&card, 2, Domain::Either, 4)?;
-            let holder = Attachment::new(export(&other)?, pdev.as_ref(), prompt())?;
+            let holder = Attachment::new(export(&other)?, pdev.as_ref(), revocable())?;
             let map = mapped(&*export(&touched)?)?;
             let buf = export(&pinned)?;
             let pins = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
             let second = mapped(&buf)?;
 
             aperture.set_limit(2);
+            holder.with(|at| at.pin())?;
             pins.with(|at| at.pin())?;
             check!(sees(&holder, &aperture, 2, 1)?);
             check!(reads(&map, 2)?);
@@ -403,7 +450,7 @@ mod tests {
             check_eq!(second.fault(0)?, Access::Sigbus);
             check_eq!(VMap::new(buf.clone()).err(), Some(ENOSPC));
             check_eq!(mem_type(&pinned)?, Some(MemType::Vram));
-            check_eq!(card.device().ttm.pinned(), 2 * PAGE);
+            check_eq!(card.device().ttm.pinned(), 4 * PAGE);
             check_eq!(aperture.windows(), (1, 1));
             unmap(&holder)?;
             check!(reads(&second, 4)?);
@@ -491,7 +538,7 @@ mod tests {
                 let object = leaving.clone();
 
                 check!(reads(&map, 1)?);
-                let (begun, end) = aperture.hold_drop()?;
+                let (begun, end) = aperture.hold_close()?;
                 worker::spawn(move || {
                     let _ = move_to(&object, &[Place::TT]);
                 })?;
@@ -616,10 +663,10 @@ mod tests {
         })
     }
 
-    /// A mapping of the kernel that is not one of a buffer keeps its window over an unbind, which
-    /// does not wait for it.
+    /// A mapping of the kernel that is not one of a buffer does not keep its window over an unbind,
+    /// which does not wait for it.
     #[test]
-    fn kernel_keeps_a_window_over_an_unbind() -> Result {
+    fn unbind_does_not_wait_for_the_kernel() -> Result {
         with_device(|pdev| {
             let (card, aperture) = card(pdev)?;
             let object = object(&card, 2, Domain::Vram, 1)?;
@@ -630,7 +677,7 @@ mod tests {
             to_result(unsafe { bindings::drm_gem_vmap(gem, &mut vmap) })?;
             check_eq!(aperture.windows(), (1, 1));
             drop(card);
-            check_eq!(aperture.windows(), (1, 1));
+            check_eq!(aperture.windows(), (0, 1));
             // SAFETY: Mapped above.
             unsafe { bindings::drm_gem_vunmap(gem, &mut vmap) };
             check_eq!(aperture.windows(), (0, 1));

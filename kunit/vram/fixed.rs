@@ -29,6 +29,7 @@ use kernel::{
             Aperture,
             ApertureHook,
             Ranges,
+            Wait,
             Window, //
         }, //
     },
@@ -119,19 +120,10 @@ impl VramObject for Bo {
     }
 }
 
-/// A window, which is counted.
-struct Shown(Arc<Notified>);
-
-impl Drop for Shown {
-    fn drop(&mut self) {
-        self.0.windows.fetch_sub(1, Relaxed);
-    }
-}
-
 impl Aperture for Bo {
-    type Window = Shown;
+    type Window = ();
 
-    fn map(vram: &Vram<'_>, ranges: &Ranges, pieces: &mut RangeList) -> Result<Shown> {
+    fn map(vram: &Vram<'_>, ranges: &Ranges, pieces: &mut RangeList, _wait: Wait) -> Result {
         for range in ranges.ranges() {
             for at in (range.at..range.at + range.len).step_by(PAGE as usize) {
                 let end = vram.window.len().checked_sub(at).ok_or(EINVAL)?;
@@ -140,7 +132,12 @@ impl Aperture for Bo {
             }
         }
         vram.notified.windows.fetch_add(1, Relaxed);
-        Ok(Shown(vram.notified.clone()))
+        Ok(())
+    }
+
+    fn unmap(vram: &Vram<'_>, _window: ()) -> Result {
+        vram.notified.windows.fetch_sub(1, Relaxed);
+        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@
 //!
 //! The first half of the BAR is VRAM, which the engine accesses directly. A page of the other half
 //! shows a page of VRAM while it belongs to a window: the test copies between both when the window
-//! is made, when it looks at the content, and when the window is dropped, which also overwrites the
+//! is made, when it looks at the content, and when the window is closed, which also overwrites the
 //! page.
 
 use crate::{
@@ -50,6 +50,7 @@ use kernel::{
             ApertureHook,
             Domain,
             Ranges,
+            Wait,
             Window, //
         }, //
     },
@@ -99,7 +100,7 @@ struct State {
     /// The number of windows that were made, and of those that exist.
     made: usize,
     live: usize,
-    /// What the next drop of a window completes, and what it then waits for.
+    /// What the next close of a window completes, and what it then waits for.
     held: Option<(Blocked, Arc<Completion>)>,
 }
 
@@ -221,7 +222,7 @@ impl Slots {
         Some((self.read(self.offset(0)), self.read(vram)))
     }
 
-    fn map(self: &Arc<Self>, vram: &Ranges, pieces: &mut RangeList) -> Result<Shown> {
+    fn map(&self, vram: &Ranges, pieces: &mut RangeList) -> Result<Shown> {
         let count = vram.ranges().iter().map(|r| r.len / PAGE).sum::<u64>() as usize;
         let mut slots = KVec::with_capacity(count, GFP_KERNEL)?;
         let mut state = self.state.lock();
@@ -258,10 +259,28 @@ impl Slots {
         }
         state.made += 1;
         state.live += 1;
-        Ok(Shown {
-            aperture: self.clone(),
-            slots,
-        })
+        Ok(Shown(slots))
+    }
+
+    fn unmap(&self, Shown(slots): Shown) -> Result {
+        let held = self.state.lock().held.take();
+
+        if let Some((begun, end)) = held {
+            drop(begun);
+            end.wait_for_completion();
+        }
+
+        let mut state = self.state.lock();
+        for slot in slots {
+            self.sync(&mut state, slot);
+            let page = self.page(self.offset(slot));
+
+            // SAFETY: The page is mapped.
+            unsafe { bindings::memset_io(page, POISON.into(), PAGE_SIZE) };
+            state.taken[slot] = None;
+        }
+        state.live -= 1;
+        Ok(())
     }
 
     pub(crate) fn set(&self, mode: Mode) {
@@ -272,8 +291,8 @@ impl Slots {
         self.state.lock().limit = pages;
     }
 
-    /// Makes the next drop of a window complete the first of these, and then wait for the second.
-    pub(crate) fn hold_drop(&self) -> Result<(Arc<Completion>, Blocked)> {
+    /// Makes the next close of a window complete the first of these, and then wait for the second.
+    pub(crate) fn hold_close(&self) -> Result<(Arc<Completion>, Blocked)> {
         let (begun, blocked) = (Blocked::new()?, Blocked::new()?);
         let is_begun = begun.end();
 
@@ -342,33 +361,8 @@ impl PinnedDrop for Slots {
     }
 }
 
-/// A window.
-pub(crate) struct Shown {
-    aperture: Arc<Slots>,
-    slots: KVec<usize>,
-}
-
-impl Drop for Shown {
-    fn drop(&mut self) {
-        let held = self.aperture.state.lock().held.take();
-
-        if let Some((begun, end)) = held {
-            drop(begun);
-            end.wait_for_completion();
-        }
-
-        let mut state = self.aperture.state.lock();
-        for slot in &self.slots {
-            self.aperture.sync(&mut state, *slot);
-            let page = self.aperture.page(self.aperture.offset(*slot));
-
-            // SAFETY: The page is mapped.
-            unsafe { bindings::memset_io(page, POISON.into(), PAGE_SIZE) };
-            state.taken[*slot] = None;
-        }
-        state.live -= 1;
-    }
-}
+/// A window: its pages of the aperture.
+pub(crate) struct Shown(KVec<usize>);
 
 pub(crate) struct Vram<'a> {
     exports: peer::Exports<'a, Bo>,
@@ -422,8 +416,12 @@ impl TtmObject for Bo {
 impl Aperture for Bo {
     type Window = Shown;
 
-    fn map(vram: &Vram<'_>, ranges: &Ranges, pieces: &mut RangeList) -> Result<Shown> {
+    fn map(vram: &Vram<'_>, ranges: &Ranges, pieces: &mut RangeList, _wait: Wait) -> Result<Shown> {
         vram.aperture.map(ranges, pieces)
+    }
+
+    fn unmap(vram: &Vram<'_>, window: Shown) -> Result {
+        vram.aperture.unmap(window)
     }
 }
 

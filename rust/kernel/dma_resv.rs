@@ -272,7 +272,7 @@ impl DmaResv {
     ///
     /// The lock of `own` must be held by the current task: then the answer does not change until it
     /// unlocks one of them. Mirrors `dma_resv_locking_ctx()`.
-    #[cfg(CONFIG_RUST_DRM_TTM)]
+    #[cfg(CONFIG_RUST_DRM_PEER)]
     pub(crate) fn is_locked_with(&self, own: &Self) -> bool {
         // SAFETY: By the type invariant the reservations are valid. The contexts are compared only.
         let (context, own) = unsafe {

@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use vvram_tests::compute::{ballast, LEFT};
+use vvram_tests::compute::{ballast, Vm, LEFT};
 use vvram_tests::debugfs::difference;
 use vvram_tests::drm::{path_name, reason_name, Drm, Gem, EITHER};
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, placed, Expect};
@@ -376,6 +376,76 @@ fn too_large_for_kernel(gpu: &Mgpu, size: u64) -> Outcome {
     placed(&stays, uapi::PLACEMENT_VRAM)
 }
 
+/// A peer that has mapped all of the aperture keeps nobody from it: neither processes nor another
+/// peer. It maps its object again when it needs that.
+fn shared() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (a, b) = patterns();
+    let (all, _buffer, holder) = gpu.fill_aperture(Mode::Dynamic)?;
+    let before = holder.status()?.invalidations;
+    let invalidations = || Ok::<_, Stop>(holder.status()?.invalidations - before);
+
+    let others = Mgpu::first()?;
+    let own = others.drm.create(PAGE64)?;
+    let map = own.map()?;
+    map.fill(a);
+    check_eq!(invalidations()?, 1, "invalidations by a page fault");
+    placed(&all, uapi::PLACEMENT_VRAM)?;
+
+    holder.map()?;
+    peer_writes(&holder, b, &[0, 9])?;
+    let foreign = others.drm.create(2 * PAGE64)?;
+    let peer = Peer::open()?;
+    peer.attach_and_map(&foreign.export()?, Mode::Dynamic)?;
+    check_eq!(invalidations()?, 2, "invalidations by a peer");
+    peer_writes(&peer, a, &[0, 1])?;
+    cpu_reads(&map, a, &[0])?;
+    check_eq!(invalidations()?, 2, "invalidations in all");
+    placed(&foreign, uapi::PLACEMENT_VRAM)?;
+
+    holder.map()?;
+    peer_reads(&holder, b, &[0, 9])?;
+    holds(&foreign, a, "by a new window")?;
+    drop((peer, holder));
+    gpu.clean()
+}
+
+/// Clients that map and unmap memory in their address spaces, and so have the device invalidate its
+/// tables again and again, keep no peer from the aperture.
+fn contended() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (a, _) = patterns();
+    let object = gpu.drm.create(4 * PAGE64)?;
+    let buffer = object.export()?;
+    let peer = Peer::open()?;
+    let mut children: Vec<_> = (0..4)
+        .map(|_| {
+            let pci = gpu.pci.clone();
+            Child::spawn(move || {
+                let gpu = Mgpu::open(&pci)?;
+                let vm = Vm::new(&gpu)?;
+                let page = vm.create(PAGE64, EITHER)?;
+                loop {
+                    vm.bind(&page, 0)?;
+                    vm.unbind(0, PAGE64)?;
+                }
+            })
+        })
+        .collect::<Result<_, _>>()?;
+    for round in 0..50 * misc::soak() {
+        peer.attach_and_map(&buffer, Mode::Dynamic)?;
+        peer_writes(&peer, a.derive(round), &[round as usize % 4])?;
+        peer_reads(&peer, a.derive(round), &[round as usize % 4])?;
+        peer.detach()?;
+    }
+    for child in &mut children {
+        check!(child.ended().is_none(), "a child has ended");
+        child.kill()?;
+    }
+    gpu.await_no_window()?;
+    gpu.clean()
+}
+
 /// The pins of a client leave room in the aperture for others, and so do the pins of all.
 fn reserve() -> Outcome {
     let gpu = Mgpu::first()?;
@@ -411,11 +481,12 @@ fn reserve() -> Outcome {
     gpu.clean()
 }
 
-/// While peers have mapped all of the aperture, other importers get no window, until a peer unmaps.
+/// While a peer has pinned all of the aperture, other importers get no window, until it unmaps.
 fn full() -> Outcome {
+    let _pinning = Impatient::pinning()?;
     let gpu = Mgpu::first()?;
     let (a, _) = patterns();
-    let (_all, _buffer, holder) = gpu.fill_aperture()?;
+    let (_all, _buffer, holder) = gpu.fill_aperture(Mode::Revocable)?;
 
     // An object that may be in system memory is moved there; an object that may not is only mapped
     // when there is a window.
@@ -443,9 +514,9 @@ fn full() -> Outcome {
     gpu.clean()
 }
 
-/// An importer has not unmapped an object that has left VRAM, so that its window still exists. The
-/// next window of the same memory takes the pages over.
-fn take_over() -> Outcome {
+/// An importer has not unmapped an object that has left VRAM. Its window is closed nevertheless, so
+/// that the next owner of the memory has one.
+fn late() -> Outcome {
     let gpu = Mgpu::first()?;
     let _ballast = ballast(&gpu, LEFT)?;
     let (a, b) = patterns();
@@ -493,7 +564,7 @@ fn take_over() -> Outcome {
         drop(taken);
         cpu_reads(&object.map()?, old, &pages)?;
         if round == 1 {
-            // The detach closes the old window.
+            // A detach instead of an unmap.
             peer.detach()?;
             peer.attach(&buffer, Mode::Late)?;
         }
@@ -584,8 +655,10 @@ igt_main! {
     "races", "faults race with evictions of windows", races;
     "large", "an object that is larger than the aperture", large;
     "full", "peers have all of the aperture", full;
+    "late", "an importer has not unmapped what has moved", late;
+    "shared", "a peer that has all of the aperture makes room", shared;
+    "contended", "others invalidate all the time", contended;
     "reserve", "pins leave room", reserve;
-    "take-over", "an importer has not unmapped what has moved", take_over;
     "limits", "the limits of pins, and of importers that cannot be revoked", limits;
     "repeated", "a peer maps and unmaps again and again", repeated;
 }

@@ -15,7 +15,7 @@ use vvram_tests::queue::beside_jobs;
 use vvram_tests::rdma::Model;
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::uapi::DMA_BUF_SYNC_READ;
-use vvram_tests::{check, check_eq, check_ok, igt_main, uapi, Outcome};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, uapi, Outcome};
 
 const SIZE: u64 = 16 * PAGE64;
 const LIMIT: Duration = Duration::from_secs(40);
@@ -77,6 +77,56 @@ fn ping_pong() -> Outcome {
         holds(&end, pattern, "at the end")?;
     }
     reached(&middle, &import)?;
+    a.clean()?;
+    b.clean()
+}
+
+/// The objects of one copy do not fit into the aperture of their exporter: one leaves VRAM if it
+/// may, else the copy fails. Copies that need one of them take turns.
+fn crowd() -> Outcome {
+    let [a, b] = Mgpu::pair()?;
+    let (x, _) = patterns();
+    let size = a.aperture()? / 4 * 3 / PAGE64 * PAGE64;
+    let ours = b.drm.create(SIZE)?;
+    for (flags, may_leave) in [(EITHER, true), (uapi::CREATE_VRAM, false)] {
+        let theirs = [
+            a.drm.create_flags(size, flags)?,
+            a.drm.create_flags(size, flags)?,
+        ];
+        let imports = [
+            b.drm.import(&theirs[0].export()?)?,
+            b.drm.import(&theirs[1].export()?)?,
+        ];
+        for round in 0..4 {
+            for (index, import) in (0..).zip(&imports) {
+                let pattern = x.derive(2 * round + index);
+                ours.map()?.fill(pattern);
+                b.drm.copy((&ours, 0), (import, 0), SIZE)?.finish()?;
+                ours.map()?.fill(x.derive(100));
+                b.drm.copy((import, 0), (&ours, 0), SIZE)?.finish()?;
+                holds(&ours, pattern, "by the window of the other GPU")?;
+            }
+        }
+        for (object, import) in theirs.iter().zip(&imports) {
+            placed(object, uapi::PLACEMENT_VRAM)?;
+            check!(
+                import.import_info()?.invalidations > 0,
+                "nothing was invalidated"
+            );
+        }
+        let both = b.drm.copy((&imports[0], 0), (&imports[1], 0), SIZE);
+        if may_leave {
+            both?.finish()?;
+            b.drm.copy((&imports[1], 0), (&ours, 0), SIZE)?.finish()?;
+            holds(&ours, x.derive(6), "after the copy of both")?;
+        } else {
+            expect_errno(
+                "a copy of two that do not fit",
+                both.map(drop),
+                libc::ENOSPC,
+            )?;
+        }
+    }
     a.clean()?;
     b.clean()
 }
@@ -223,6 +273,7 @@ igt_main! {
     "busy", "while the exporter works on the buffer all the time", busy;
     "both-ways", "the path, where it is, and the bytes", both_ways;
     "ping-pong", "two engines on one buffer", ping_pong;
+    "crowd", "more than the aperture shows", crowd;
     "moves", "the object moves between copies", moves;
     "storm", "while the exporter evicts", storm;
 }

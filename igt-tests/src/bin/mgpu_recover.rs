@@ -15,6 +15,7 @@ use vvram_tests::mgpu::{
     holds, Error, Impatient, Mgpu, COMPUTE, PARAM_APERTURE_FREE, PARAM_LOSSES, PARAM_RESETS,
 };
 use vvram_tests::pattern::Pattern;
+use vvram_tests::peer::Mode;
 use vvram_tests::proc::KernelLog;
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::{
@@ -161,7 +162,7 @@ fn again() -> Outcome {
 fn full() -> Outcome {
     let _patient = Impatient::never()?;
     let gpu = Mgpu::first()?;
-    let (_all, _buffer, _holder) = gpu.fill_aperture()?;
+    let (_all, _buffer, _holder) = gpu.fill_aperture(Mode::Dynamic)?;
     let (x, _) = patterns();
     let size = 77 * PAGE64;
     let object = gpu.drm.create_flags(size, EITHER)?;
@@ -179,8 +180,7 @@ fn full() -> Outcome {
     gpu.clean()
 }
 
-/// A move fails of an object whose pages are still in the window of an importer, which has not
-/// unmapped it.
+/// A move fails of an object that an importer has not unmapped.
 fn shown() -> Outcome {
     let _patient = Impatient::never()?;
     let gpu = Mgpu::first()?;

@@ -94,7 +94,7 @@ enum drm_peer_reason {
 	DRM_PEER_REASON_NOT_REVOCABLE = 9,
 	/**
 	 * @DRM_PEER_REASON_NO_WINDOW: the aperture through which peers see VRAM
-	 * is full of windows that other importers have mapped.
+	 * is full of windows of buffers that are pinned, or is busy.
 	 */
 	DRM_PEER_REASON_NO_WINDOW = 10,
 	/**

@@ -29,11 +29,12 @@ mod ops;
 
 #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
 pub(super) use self::attachment::Holdings;
-#[cfg(CONFIG_RUST_DRM_TTM)]
-pub(crate) use self::buffer::retire;
 #[cfg(CONFIG_RUST_DRM_PEER)]
 pub(crate) use self::buffer::{
     assume_exporter_of,
+    is_mapped,
+    is_pinned,
+    retire,
     with_exporter_of,
     with_locked_exporter, //
 };

@@ -410,6 +410,11 @@ impl<E: Exporter> Revocation<E> {
         }
     }
 
+    fn close(&self) {
+        self.registry.closed.store(true, Relaxed);
+        self.revoke_all();
+    }
+
     /// Revokes all buffers on the list, and waits until they are not mapped.
     fn revoke_all(&self) {
         // All buffers are revoked before the first wait.
@@ -426,8 +431,7 @@ impl<E: Exporter> Revocation<E> {
 
 impl<E: Exporter> Drop for Revocation<E> {
     fn drop(&mut self) {
-        self.registry.closed.store(true, Relaxed);
-        self.revoke_all();
+        self.close();
     }
 }
 
@@ -565,6 +569,15 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
             revocation: self.revocation,
             _p: PhantomData,
         })
+    }
+
+    /// Revokes the buffers, and waits until they are not mapped any more, as the drop does. No
+    /// other buffer may be exported.
+    #[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
+    pub(crate) fn close(&self) {
+        // SAFETY: By the type invariant the value is valid until devres drops it, which is not
+        // before `'bound` ends or `self` is dropped.
+        unsafe { &*self.revocation.as_ptr() }.close();
     }
 
     /// Returns what was made for the bound device.

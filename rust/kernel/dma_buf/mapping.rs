@@ -15,7 +15,6 @@ use super::{
     exporter::{
         BoundOf,
         Exporter,
-        LockedBuffer,
         MapRequest, //
     },
     table::{
@@ -91,9 +90,8 @@ pub struct RangeList {
     size: usize,
     start: u64,
     end: u64,
-    /// Keeps the ranges in the BAR, if they are only there for a time: see
-    /// [`Self::move_to_window`].
-    window: Option<KBox<dyn Send + Sync>>,
+    /// The ranges are in the BAR for a time only: see [`Self::move_to_window`].
+    is_window: bool,
 }
 
 impl Default for RangeList {
@@ -112,7 +110,7 @@ impl RangeList {
             size: 0,
             start: u64::MAX,
             end: 0,
-            window: None,
+            is_window: false,
         }
     }
 
@@ -173,21 +171,16 @@ impl RangeList {
         Ok(Arc::new(self, GFP_KERNEL)?)
     }
 
-    /// As [`Self::move_to_bar`], for ranges that are in the BAR until `window` is dropped.
+    /// As [`Self::move_to_bar`], for a buffer that is not in the BAR at all times: the exporter has
+    /// made a window for it. It closes the window when no importer has mapped the buffer any more.
     ///
-    /// The list owns `window`, and each table that is mapped holds a reference to the list: the
-    /// window is dropped after the last of them is unmapped. Such a table is not mapped again; a
-    /// later mapping shares the window by [`LockedBuffer::window`].
+    /// A table of such ranges is not mapped again.
     ///
     /// # Errors
     ///
-    /// The errors of [`Self::move_to_bar`]. `window` is dropped.
-    pub fn move_to_window<W: Send + Sync + 'static>(
-        mut self,
-        provider: &Provider<'_>,
-        window: W,
-    ) -> Result<Arc<Self>> {
-        self.window = Some(KBox::new(window, GFP_KERNEL)? as KBox<dyn Send + Sync>);
+    /// The errors of [`Self::move_to_bar`].
+    pub fn move_to_window(mut self, provider: &Provider<'_>) -> Result<Arc<Self>> {
+        self.is_window = true;
         self.move_to_bar(provider)
     }
 
@@ -392,11 +385,6 @@ impl RangeTable {
         // belongs to these ranges.
         Ok(unsafe { Table::new(NonNull::new_unchecked(sgt), dir, Memory::Ranges(self)) })
     }
-
-    /// Returns the ranges if a window keeps them in the BAR.
-    pub(super) fn window(&self) -> Option<&Arc<RangeList>> {
-        self.ranges.window.is_some().then_some(&self.ranges)
-    }
 }
 
 impl Drop for RangeTable {
@@ -405,15 +393,6 @@ impl Drop for RangeTable {
         // mapped: a `Table` gives it up in `unmap()` only, which unmaps it. There is no other
         // pointer to it.
         unsafe { bindings::dma_buf_phys_table_destroy(self.raw.as_ptr()) };
-    }
-}
-
-impl<E: Exporter> LockedBuffer<'_, E> {
-    /// Returns the ranges of a window that an importer has mapped since the buffer moved last, for
-    /// other importers to share.
-    pub fn window(&self) -> Option<Arc<RangeList>> {
-        self.attachments()
-            .find_map(|at| at.with_tables(|tables| tables.iter().find_map(Table::window).cloned()))
     }
 }
 
@@ -533,7 +512,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
                 let mut table =
                     RangeTable::new(self.as_raw(), provider, map_type, ranges)?.map(dir)?;
 
-                if ranges.window.is_some() {
+                if ranges.is_window {
                     table.set_single_use();
                 }
                 table

@@ -19,10 +19,7 @@ use super::{
 #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
 use super::{
     exporter::Holdings,
-    mapping::{
-        RangeList,
-        RangeTable, //
-    }, //
+    mapping::RangeTable, //
 };
 use crate::{
     alloc::kvec::PushError,
@@ -57,10 +54,11 @@ pub(super) struct Table {
     sgt: NonNull<bindings::sg_table>,
     dir: bindings::dma_data_direction,
     memory: Memory,
-    /// The buffer has moved: the memory that the table leads to may belong to something else.
+    /// The buffer has moved, or is not in the BAR any more: the memory that the table leads to may
+    /// belong to something else.
     pub(super) retired: bool,
-    /// The table cannot be mapped again: the buffer was revoked, or the ranges are in the BAR only
-    /// as long as they are mapped.
+    /// The table cannot be mapped again: the buffer was revoked, or the ranges are in the BAR for a
+    /// time only.
     single_use: bool,
     /// The importer has the table, and no other code has it until the importer unmaps it.
     pub(super) has_user: bool,
@@ -102,13 +100,9 @@ impl Table {
         self.single_use = true;
     }
 
-    /// Returns the ranges of the window that the table leads to, if the buffer is still in it.
-    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-    pub(super) fn window(&self) -> Option<&Arc<RangeList>> {
-        match &self.memory {
-            Memory::Ranges(table) if !self.retired => table.window(),
-            _ => None,
-        }
+    /// Returns whether the table is one of memory of the device, where the buffer still is.
+    pub(super) fn is_peer(&self) -> bool {
+        !self.retired && !self.has_pages()
     }
 
     /// Returns whether the table is one of pages.
@@ -148,7 +142,7 @@ impl Table {
                 Memory::Ranges(table) => {
                     bindings::dma_buf_phys_table_unmap(sgt);
                     // Once the buffer has moved the next mapping has other ranges, and once it is
-                    // revoked there is none. A window is dropped with its last table.
+                    // revoked there is none. The next window may be another one.
                     if !self.retired && !self.single_use {
                         Holdings::of(attach).set_cached(table);
                     }

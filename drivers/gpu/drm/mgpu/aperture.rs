@@ -10,10 +10,7 @@
 //! other windows once the invalidation after its close is done. If the device does not complete the
 //! invalidation, it is unknown what the BAR shows: no window is made until the device was reset.
 //!
-//! A page of VRAM is in one window at a time. When an object has moved, the window of an importer
-//! that has not unmapped it yet may still show its old memory. The importer does not access it any
-//! more, because its fences were waited for. The next window of that memory takes the pages over,
-//! and the old window shows nothing there.
+//! A page of VRAM is in one window at a time.
 //!
 //! A reset by the PCI core closes all windows, and one by the driver leaves them open. After either
 //! the device reads all of the tables again, so all windows are where they were. Before and during
@@ -28,8 +25,8 @@
 //! One mutex, with which page tables are written, and inside of it that of
 //! [`Invalidator`](crate::invalidate::Invalidator). Both are taken with the reservation of an
 //! object held, and where a move has failed, whose fence other tasks wait for, so nothing is
-//! allocated while they are held. [`Aperture::map`] may also be called with the `mmap_lock` held,
-//! for a page fault, and only tries to take them for a limited time.
+//! allocated while they are held. [`Aperture::map`] only tries to take them for a limited time if
+//! it is called for a page fault, with the `mmap_lock` held.
 
 use kernel::{
     device::{
@@ -46,7 +43,8 @@ use kernel::{
             Allocation,
             Allocator,
             Range,
-            Ranges, //
+            Ranges,
+            Wait, //
         }, //
     },
     new_mutex,
@@ -57,7 +55,6 @@ use kernel::{
     prelude::*,
     sizes::SZ_1G,
     sync::{
-        aref::ARef,
         atomic::{
             Atomic,
             Relaxed, //
@@ -103,7 +100,7 @@ const SCRATCH: u64 = (SCRATCH_PAGES * PAGE_SIZE) as u64;
 /// task.
 const RESET_TIME: i64 = 10_000;
 
-/// How often a task that must not wait for long tries to take a lock.
+/// How often a page fault tries to take a lock.
 const ATTEMPTS: usize = 10;
 
 /// Up to this number of pieces, each piece is invalidated on its own; if there are more, all
@@ -286,7 +283,6 @@ pub(crate) struct Aperture {
     bar: Arc<Allocator>,
     /// The part of the BAR behind that of the allocator, which no window uses.
     scratch: Range,
-    dev: ARef<Device>,
     /// The PCI core is about to reset the device.
     is_closed: Atomic<bool>,
     #[pin]
@@ -323,7 +319,6 @@ impl Aperture {
                 invalidator: contexts.invalidator().clone(),
                 bar,
                 scratch,
-                dev: dev.into(),
                 is_closed: Atomic::new(false),
                 state <- new_mutex!(State { tables, shown }, "mgpu::Aperture"),
             }),
@@ -354,72 +349,74 @@ impl Aperture {
     /// - `EBUSY` if the device is slow, or is being reset.
     /// - `ENOSPC` if there is no room.
     /// - `EIO` if the aperture does not work any more, `ENODEV` if the device is gone.
-    pub(crate) fn map(self: &Arc<Self>, vram: &Ranges, pieces: &mut RangeList) -> Result<Window> {
+    pub(crate) fn map(&self, vram: &Ranges, pieces: &mut RangeList, wait: Wait) -> Result<Window> {
         let part = self.bar.alloc(vram.bytes_below(u64::MAX))?;
         for piece in part.ranges().ranges() {
             pieces.push_piece(piece.offset, piece.len)?;
         }
 
         // The task that holds a lock may wait for a slow device, or may be resetting it.
-        let mut state = patient(|| self.state.try_lock()).ok_or(EBUSY)?;
-        let mut telling = patient(|| self.invalidator.try_lock()).ok_or(EBUSY)?;
+        let (mut state, mut telling) = match wait {
+            Wait::Long => (self.state.lock(), self.invalidator.lock()),
+            Wait::Short => (
+                patient(|| self.state.try_lock()).ok_or(EBUSY)?,
+                patient(|| self.invalidator.try_lock()).ok_or(EBUSY)?,
+            ),
+        };
         if self.invalidator.is_broken() {
             return Err(EIO);
         }
         if telling.is_paused() || self.is_closed.load(Relaxed) {
             return Err(EBUSY);
         }
-        if !state.take(vram.ranges()) {
-            self.take_over(&mut state, &mut telling, vram.ranges())?;
-            if !state.take(vram.ranges()) {
-                return Err(EIO);
-            }
+        // A page of VRAM belongs to one object, which has one window.
+        if kernel::warn_on!(!state.take(vram.ranges())) {
+            return Err(EIO);
         }
-        // From here on the drop of the window closes it.
-        let window = Window {
-            aperture: self.clone(),
-            part,
-        };
         let pages = vram
             .ranges()
             .iter()
             .flat_map(|range| (range.offset..range.offset + range.len).step_by(PAGE_SIZE))
             .map(|offset| offset | VALID | VRAM | LEAF);
-        let ret = self.change(
-            &state.tables,
-            &mut telling,
-            window.part.ranges().ranges(),
-            pages,
-        );
-
-        // If `ret` is an error, the window is dropped, which takes the locks.
+        let ret = self.change(&state.tables, &mut telling, part.ranges().ranges(), pages);
         drop((telling, state));
-        ret.map(|()| window)
-    }
 
-    /// Removes memory from the windows that show it.
-    fn take_over(&self, state: &mut State, telling: &mut Telling<'_>, vram: &[Range]) -> Result {
-        let State { tables, shown } = state;
-
-        for (index, table) in tables.leaves.iter().enumerate() {
-            for page in 0..WORDS {
-                let entry = table.read(page)?;
-                let offset = entry & ADDRESS;
-                let is_meant =
-                    |range: &Range| (range.offset..range.offset + range.len).contains(&offset);
-
-                if entry & VALID != 0 && vram.iter().any(is_meant) {
-                    dev_dbg!(
-                        self.dev,
-                        "page {} of a window is taken over\n",
-                        index * WORDS + page
-                    );
-                    table.write(page, [0])?;
-                    give_back(shown, offset);
-                }
+        let window = Window(part);
+        match ret {
+            Ok(()) => Ok(window),
+            Err(e) => {
+                // The first error is returned.
+                let _ = self.unmap(window);
+                Err(e)
             }
         }
-        telling.invalidate(APERTURE, 0, self.len())
+    }
+
+    /// Closes a window.
+    ///
+    /// # Errors
+    ///
+    /// Those of the invalidation. If the device is gone, the BAR shows nothing. Else no window is
+    /// made until a reset, after which the device reads the tables again.
+    pub(crate) fn unmap(&self, Window(part): Window) -> Result {
+        let mut state = self.state.lock();
+        let State { tables, shown } = &mut *state;
+        let mut telling = self.invalidator.lock();
+
+        for piece in part.ranges().ranges() {
+            tables.read(piece, |entry| {
+                if entry & VALID != 0 {
+                    give_back(shown, entry & ADDRESS);
+                }
+            })?;
+        }
+        // The part is free for other windows after that.
+        self.change(
+            tables,
+            &mut telling,
+            part.ranges().ranges(),
+            core::iter::repeat(0),
+        )
     }
 
     /// Does [`ScratchWindow::show`].
@@ -508,35 +505,5 @@ impl ScratchWindow for Aperture {
     }
 }
 
-/// A window, which is closed when this is dropped.
-pub(crate) struct Window {
-    aperture: Arc<Aperture>,
-    // Freed after that.
-    part: Allocation,
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        let mut state = self.aperture.state.lock();
-        let State { tables, shown } = &mut *state;
-        let mut telling = self.aperture.invalidator.lock();
-
-        // Errors are ignored. If the device is gone, or the driver is unbound, the BAR shows
-        // nothing. If an invalidation is not done, no window is made until a reset, after which the
-        // device reads these tables again.
-        for piece in self.part.ranges().ranges() {
-            // Fails only if the driver is unbound; no window is made then.
-            let _ = tables.read(piece, |entry| {
-                if entry & VALID != 0 {
-                    give_back(shown, entry & ADDRESS);
-                }
-            });
-        }
-        let _ = self.aperture.change(
-            tables,
-            &mut telling,
-            self.part.ranges().ranges(),
-            core::iter::repeat(0),
-        );
-    }
-}
+/// A window: its part of the BAR.
+pub(crate) struct Window(Allocation);

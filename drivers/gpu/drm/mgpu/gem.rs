@@ -29,7 +29,8 @@ use kernel::{
             Aperture,
             ApertureHook,
             Domain,
-            Ranges, //
+            Ranges,
+            Wait, //
         }, //
     },
     prelude::*,
@@ -119,10 +120,15 @@ impl Aperture for BoData {
         bound.gpu.aperture.len()
     }
 
-    fn map(bound: &Bound<'_>, vram: &Ranges, pieces: &mut RangeList) -> Result<Self::Window> {
+    fn map(
+        bound: &Bound<'_>,
+        vram: &Ranges,
+        pieces: &mut RangeList,
+        wait: Wait,
+    ) -> Result<Self::Window> {
         let recovery = &bound.gpu.recovery;
         let resets = recovery.device_resets();
-        let ret = bound.gpu.aperture.map(vram, pieces);
+        let ret = bound.gpu.aperture.map(vram, pieces, wait);
 
         bound.gpu.mend();
         match ret {
@@ -130,6 +136,13 @@ impl Aperture for BoData {
             Err(e) if e == EIO && recovery.was_stale(resets) => Err(EBUSY),
             ret => ret,
         }
+    }
+
+    fn unmap(bound: &Bound<'_>, window: Self::Window) -> Result {
+        let ret = bound.gpu.aperture.unmap(window);
+
+        bound.gpu.mend();
+        ret
     }
 }
 

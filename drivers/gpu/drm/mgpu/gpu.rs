@@ -2,8 +2,8 @@
 
 //! The data of a device while the PCI driver is bound.
 //!
-//! Both drivers hold references to it, and each window holds one to the aperture. Its memory and
-//! its registers are revoked when the PCI driver is unbound, whatever references are left.
+//! Both drivers hold references to it. Its memory and its registers are revoked when the PCI driver
+//! is unbound, whatever references are left.
 
 use kernel::{
     device::{

@@ -193,13 +193,15 @@ impl<E: Exporter> Buffer<E> {
     }
 
     /// Revokes the buffer: takes the bound device away from it, and invalidates the mappings of
-    /// importers.
+    /// importers. Does nothing if it is revoked already.
     pub(in crate::dma_buf) fn revoke(&self, buf: &DmaBuf) {
         let _guard = buf.resv().lock();
 
         // SAFETY: The reservation guards `bound`. No `LockedBuffer` view exists, as each is only
         // handed out for a call that holds the reservation.
-        unsafe { *self.bound.get() = None };
+        if unsafe { &mut *self.bound.get() }.take().is_none() {
+            return;
+        }
         self.exporter.revoke();
         // A later page fault waits for the reservation, and then finds the buffer revoked.
         if let Some(user) = self.user.as_ref() {
@@ -264,14 +266,15 @@ pub(in crate::dma_buf) unsafe fn links_of<'a>(buf: *mut bindings::dma_buf) -> &'
 /// since.
 ///
 /// The exporter calls it after `dma_buf_invalidate_mappings()`, and after a wait for the fences of
-/// the importers. Afterwards it can move the content of the buffer. A later unmap of such a mapping
-/// does not write to the old memory, which may belong to something else by then.
+/// the importers. Afterwards it can move the content of the buffer, or close its window. A later
+/// unmap of such a mapping does not write to the old memory, which may belong to something else by
+/// then.
 ///
 /// # Safety
 ///
 /// `buf` must be a valid buffer of an [`Exporter`], whose reservation is held, and the memory that
 /// was mapped must still be there.
-#[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+#[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
 pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
     // SAFETY: As promised by the caller; the private data of a buffer begins with `Common`.
     let common = unsafe { &*(*buf).priv_.cast::<Common>() };
@@ -290,6 +293,41 @@ pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
             table.retired = true;
         }
     }
+}
+
+/// Returns whether importers have mapped memory of the device since the buffer was last
+/// [retired](retire).
+///
+/// # Safety
+///
+/// `buf` must be a valid buffer of an [`Exporter`], whose reservation is held.
+#[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
+pub(crate) unsafe fn is_mapped(buf: *mut bindings::dma_buf) -> bool {
+    // SAFETY: As promised by the caller; the private data of a buffer begins with `Common`. The
+    // reservation guards the attachments and their tables, to which there is no other reference.
+    unsafe {
+        (*(*buf).priv_.cast::<Common>())
+            .attached
+            .iter()
+            .any(|raw| (*Holdings::of(raw).tables.get()).iter().any(Table::is_peer))
+    }
+}
+
+/// Returns whether importers have pinned a buffer.
+///
+/// # Safety
+///
+/// `buf` must be null, or a valid buffer of an [`Exporter`], whose reservation is held.
+#[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
+pub(crate) unsafe fn is_pinned(buf: *mut bindings::dma_buf) -> bool {
+    // SAFETY: As in `is_mapped()`.
+    !buf.is_null()
+        && unsafe {
+            (*(*buf).priv_.cast::<Common>())
+                .attached
+                .iter()
+                .any(|raw| Holdings::of(raw).pins.get() != 0)
+        }
 }
 
 /// A buffer whose reservation is held and whose device is bound.

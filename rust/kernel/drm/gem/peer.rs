@@ -59,6 +59,7 @@ mod prime;
 pub mod query;
 mod reason;
 pub(crate) mod trace;
+pub(super) mod windows;
 
 pub use self::{
     backing::{
@@ -104,11 +105,12 @@ pub use self::{
 };
 
 #[cfg(CONFIG_RUST_DRM_TTM)]
-pub(in crate::drm) use self::importers::window_of_importers;
-#[cfg(CONFIG_RUST_DRM_TTM)]
 pub(super) use self::origin::Process;
 pub(super) use self::{
-    backing::with_reserved,
+    backing::{
+        subject,
+        with_reserved, //
+    },
     origin::handle_to_fd, //
 };
 use self::{

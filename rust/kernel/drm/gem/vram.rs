@@ -29,6 +29,12 @@ use super::{
     peer::{
         self,
         handle_to_fd,
+        subject,
+        trace,
+        windows::{
+            self,
+            Windowed, //
+        },
         with_reserved,
         Backing,
         Client,
@@ -47,8 +53,14 @@ use crate::{
     bindings,
     container_of,
     device,
-    dma_buf::mapping::RangeList,
-    dma_resv::DmaResv,
+    dma_buf::{
+        exporter,
+        mapping::RangeList, //
+    },
+    dma_resv::{
+        DmaResv,
+        Usage, //
+    },
     drm::{
         self,
         devres::while_registered,
@@ -63,9 +75,12 @@ use crate::{
             Allocator,
             ApertureHook,
             Domain,
+            Holder,
             MemType,
             Objects,
-            Ranges, //
+            Ranges,
+            Wait,
+            Windows, //
         }, //
     },
     page::page_align,
@@ -79,6 +94,7 @@ use crate::{
         Mutex,
         SetOnce, //
     },
+    time::Jiffies,
     types::Opaque, //
 };
 use core::{
@@ -142,6 +158,8 @@ struct Shared<T> {
     counters: Counters,
     holders: Holders,
     objects: Pin<KBox<Mutex<Objects>>>,
+    /// The windows through which peers see objects.
+    windows: Windows,
     _p: PhantomData<fn(T)>,
 }
 
@@ -168,6 +186,7 @@ impl<T: VramObject> Device<T> {
                 counters: Counters::new(),
                 holders: Holders::new(),
                 objects: Objects::new()?,
+                windows: Windows::new()?,
                 _p: PhantomData,
             },
             GFP_KERNEL,
@@ -441,10 +460,12 @@ impl<T: VramObject> AllocImpl for Object<T> {
         dumb_map_offset: None,
     };
 
-    const UNPLUGGING: Option<unsafe fn(*mut bindings::drm_device)> = match T::MAPPINGS.caller() {
-        Some(_) => Some(unplugging_callback::<T>),
-        None => None,
-    };
+    const UNPLUGGING: Option<unsafe fn(*mut bindings::drm_device)> =
+        if T::MAPPINGS.caller().is_some() || T::APERTURE.is_some() {
+            Some(unplugging_callback::<T>)
+        } else {
+            None
+        };
 }
 
 // SAFETY: Only `set_exported()` writes the cell `exported`. The object never moves and has no
@@ -532,7 +553,11 @@ unsafe impl<T: VramObject> Backing for Object<T> {
     }
 
     fn window(object: &Held<'_, Self>) -> Result<Arc<RangeList>> {
-        T::APERTURE.map(object.obj.drm(), object.obj.ranges())
+        windows::window(object, Holder::Importers)
+    }
+
+    fn release_window(object: &Held<'_, Self>) {
+        windows::release(object.obj, Holder::Importers);
     }
 
     fn flush(object: &Held<'_, Self>) -> Result {
@@ -565,6 +590,52 @@ unsafe impl<T: VramObject> Backing for Object<T> {
     }
 }
 
+// SAFETY: The cell has null or the dma-buf of the object, of an exporter of its class. The objects
+// on the list of a device are those of the device. A mapping that is not pinned needs the
+// reservation.
+unsafe impl<T: VramObject> Windowed for Object<T> {
+    type Data = T;
+
+    const HOOK: ApertureHook<T> = T::APERTURE;
+
+    fn windows(&self) -> &Windows {
+        &self.device.0.windows
+    }
+
+    fn number(&self) -> u64 {
+        self.id
+    }
+
+    fn object_at(&self, number: u64) -> Option<ARef<Self>> {
+        peer::Vram::object_from(&self.device, number).filter(|obj| obj.id == number)
+    }
+
+    fn place<'a>(object: &'a Held<'_, Self>) -> Option<&'a Ranges> {
+        Some(object.obj.ranges())
+    }
+
+    fn buffer(object: &Held<'_, Self>) -> *mut bindings::dma_buf {
+        Self::exported(object)
+    }
+
+    fn is_fixed(object: &Held<'_, Self>) -> bool {
+        // SAFETY: It is null or the dma-buf of the object, whose reservation is held.
+        unsafe { exporter::is_pinned(Self::exported(object)) }
+    }
+
+    fn await_importers(object: &Held<'_, Self>, limit: Jiffies, wait: Wait) -> Result {
+        // SAFETY: The reservation of a valid object is valid.
+        let resv = unsafe { DmaResv::from_raw((*object.obj.as_raw()).resv) };
+
+        resv.wait_timeout(Usage::Bookkeep, wait == Wait::Short, limit)?;
+        Ok(())
+    }
+
+    fn trace_invalidation(object: &Held<'_, Self>) {
+        trace::invalidate(subject(object.obj), MemType::Vram.as_raw());
+    }
+}
+
 /// # Safety
 ///
 /// Called with a device of `T::Driver` that was unplugged, whose registration data is still there.
@@ -573,6 +644,11 @@ unsafe fn unplugging_callback<T: VramObject>(dev: *mut bindings::drm_device) {
     let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
     let (vram, mut next) = (T::vram(drm), 0);
 
+    // SAFETY: As promised by the caller.
+    unsafe { T::APERTURE.close_all(drm, &vram.0.windows) };
+    if T::MAPPINGS.caller().is_none() {
+        return;
+    }
     while let Some(obj) = peer::Vram::object_from(vram, next) {
         next = obj.id + 1;
         for call in [Call::Evicted, Call::Zap] {

@@ -26,7 +26,6 @@ use super::{
     tt::TtManager,
     validation::Validation,
     vram::VramManager,
-    windows::Windows,
     TtmObject, //
 };
 use crate::{
@@ -60,7 +59,8 @@ use crate::{
             Allocator,
             MemType,
             Objects,
-            Room, //
+            Room,
+            Windows, //
         }, //
     },
     error::to_result,
@@ -137,7 +137,7 @@ pub struct Device<T: TtmObject> {
     /// Objects have backups.
     pub(crate) has_backups: Atomic<bool>,
     objects: Pin<KBox<Mutex<Objects>>>,
-    /// The windows through which the CPU sees objects.
+    /// The windows through which peers and the CPU see objects.
     pub(crate) windows: Windows,
     /// Objects that are no longer mapped for direct I/O, whose pages still have references.
     pub(crate) limbo: Limbo,

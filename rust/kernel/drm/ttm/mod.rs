@@ -44,14 +44,13 @@
 //!    each other,
 //! 4. the reservation of an object. Eviction holds a second one, whose lock is only tried, unless
 //!    the first one was taken with the ticket of [`Exec`],
-//! 5. the mutex with which windows of the CPU are made and dropped. With it, and without another
-//!    reservation, 4 is only tried,
+//! 5. the mutex with which windows of an aperture are made,
 //! 6. the SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard), in which VRAM is accessed;
 //!    unbinding waits for it. Ioctls have entered it before all of these,
 //! 7. the mutex of the order of moves, or of the copies of a client, held while a driver queues a
 //!    job, and inside of it those of [`drm::queue`],
 //! 8. the lock of the allocator of VRAM, that of its quarantine, that of the list of tables that
-//!    are mapped for engines, that of the list of the windows of the CPU, and inside of TTM the
+//!    are mapped for engines, that of the list of windows, and inside of TTM the
 //!    `lru_lock`,
 //! 9. the lock of the list of all objects, which is taken last.
 //!
@@ -82,7 +81,6 @@ mod tt;
 mod validation;
 mod view;
 mod vram;
-mod windows;
 
 pub use self::{
     blit::Blit,
@@ -136,12 +134,7 @@ pub(crate) use self::{
     loss::Loss,
     region::Charge,
     transfer::Side,
-    vram::VramResource,
-    windows::{
-        Holder,
-        NewEntry,
-        Room, //
-    }, //
+    vram::VramResource, //
 };
 
 use crate::{

@@ -6,26 +6,30 @@
 //! made a window. Such a driver implements [`Aperture`] for its objects and names the
 //! implementation in the class: [`TtmObject::APERTURE`] or [`VramObject::APERTURE`].
 //!
-//! A window for peers exists from before the first of them maps an object until after the last of
-//! these mappings is unmapped:
+//! An object has at most one window, which shows it where it is. Its holders are importers that
+//! have mapped the object, page faults of processes, and mappings of the kernel (vmap). The first
+//! holder makes the window, the others share it, and the driver closes it after the last one:
 //!
-//! - All importers of an object share one window for its place in VRAM.
-//! - An object that moves gets another window for its new place. An importer that has not unmapped
-//!   yet keeps the old window meanwhile, but accesses nothing through it any more. The memory may
-//!   belong to another object by then, which gets a window of its own: a driver whose device shows
-//!   memory at one place only must remove it from the old window.
-//! - A table of an importer is not cached for its next mapping, because the window is dropped with
-//!   it.
+//! - An object that moves loses its window before it leaves its place, when the fences of its
+//!   importers have signalled. It gets another one for its new place.
+//! - If the aperture is full, windows are closed that nobody has pinned: first those that only page
+//!   faults hold, then those of importers, which are invalidated as before a move; the least
+//!   recently used first. A driver with TTM limits pins, so that neither importers nor the kernel
+//!   take all of the aperture: see [`PinShares`](crate::drm::ttm::PinShares).
+//! - A table of an importer is not cached for its next mapping, because the window may be another
+//!   one then.
 //! - A mapping that fails leaves no window, nor does an importer that detaches without an unmap.
-//! - When the driver is unbound, [`Exports`] is dropped first: after that there is no window.
+//! - When the driver is unbound, importers are revoked first, and the windows that remain are
+//!   closed before the registration data is dropped.
 //!
 //! The CPU sees objects of [`gem::ttm`](crate::drm::gem::ttm) through windows as well: an object
-//! has one while the kernel maps it (vmap), and from the first page fault until it moves, or until
-//! the window is needed for another object. It is the window of the importers, if they have one.
-//! The CPU does not access objects of [`gem::vram`](crate::drm::gem::vram).
+//! has one while the kernel maps it, and from the first page fault until it moves, or until the
+//! window is needed for another object. The CPU does not access objects of
+//! [`gem::vram`](crate::drm::gem::vram).
 //!
 //! With windows, the `visible` bytes of [`setup`](crate::drm::gem::vram::Device::setup) are the
-//! bytes that statistics count as seen, and the place where an object of `gem::vram` is put first.
+//! bytes that statistics count as seen, those of which the limits of pins are shares, and the place
+//! where an object of `gem::vram` is put first.
 //! Copies by the CPU, such as those of [`CpuEngine`](crate::drm::ttm::CpuEngine), use the
 //! [`Layout`](super::Layout) instead of windows.
 //!
@@ -34,11 +38,15 @@
 //!
 //! [`TtmObject::APERTURE`]: crate::drm::ttm::TtmObject::APERTURE
 //! [`VramObject::APERTURE`]: crate::drm::gem::vram::VramObject::APERTURE
-//! [`Exports`]: crate::drm::gem::peer::Exports
 
-use super::Ranges;
-#[cfg(CONFIG_RUST_DRM_TTM)]
-use crate::bindings;
+use super::{
+    windows::{
+        Holder,
+        OpenWindow,
+        Windows, //
+    },
+    Ranges, //
+};
 use crate::{
     dma_buf::mapping::RangeList,
     drm::{
@@ -50,32 +58,14 @@ use crate::{
             DriverObject, //
         }, //
     },
-    prelude::*,
-    sync::Arc, //
+    prelude::*, //
 };
+use core::any::Any;
 
 /// A driver whose BAR shows VRAM through windows.
 pub trait Aperture: DriverObject {
-    /// A window: the memory that [`Self::map`] shows is in the BAR until the value is dropped.
-    ///
-    /// The drop invalidates the entries of the aperture and waits for that. It may sleep; it takes
-    /// no reservation and allocates no memory. It is called with the reservation of the object
-    /// held. If it makes room for another object, the reservation of that object is held as well,
-    /// and for a page fault the `mmap_lock`. It is called without a reservation if the object is
-    /// freed, or if only page faults held the window when the device was unplugged. The device may
-    /// be suspended, or have been removed by surprise: then neither peers nor the CPU access the
-    /// window any more.
-    ///
-    /// The windows of importers and of mappings of the kernel outlive a time in which the device
-    /// is suspended. If it loses the entries of the aperture then, its driver writes them again
-    /// when it resumes.
-    ///
-    /// The value owns all that the drop needs, such as a reference to the state of the aperture.
-    /// All windows are dropped before the registration data is, except for its list of exported
-    /// buffers, which waits for the windows of importers and of their mappings by the kernel. A
-    /// mapping by the kernel that does not belong to an exported buffer keeps its window until it
-    /// is unmapped.
-    type Window: Send + Sync + 'static;
+    /// The driver's part of a window, until [`Self::unmap`] gets it back.
+    type Window: Send + 'static;
 
     /// Returns how many bytes windows can have of the BAR at most: by default all of it.
     ///
@@ -91,18 +81,13 @@ pub trait Aperture: DriverObject {
     /// Makes a window that shows an object, which is at `vram`, and appends its pieces in the BAR
     /// to `pieces`, which is empty: by [`RangeList::push_piece`], in the order of the object.
     ///
-    /// Called with the reservation of the object held, for a page fault also with the `mmap_lock`,
-    /// while the driver is bound and the device active. May sleep.
-    ///
-    /// The limit of pins bounds the windows of pins of importers and of mappings of the kernel. It
-    /// does not bound windows of dynamic mappings of importers: a driver that reserves a part of
-    /// the aperture for other uses refuses more with `ENOSPC`.
+    /// Called with the reservation of the object held, while the driver is bound and the device
+    /// active. May sleep, for as long as `wait` says.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the aperture is full. Then windows that only page faults hold are dropped, the
-    /// least recently used first, and this is called again after each. If all windows have other
-    /// holders:
+    /// `ENOSPC` if the aperture is full. Then windows are closed, and this is called again after
+    /// each. If all are pinned:
     ///
     /// - An importer gets system memory if the object may move there, and else this error, in both
     ///   cases with the reason [`NoWindow`].
@@ -110,7 +95,7 @@ pub trait Aperture: DriverObject {
     ///   may. Else the access ends in `SIGBUS`, and the mapping fails with this error.
     ///
     /// `EBUSY` if the device is slow, or is being reset. A page fault is then tried again; all
-    /// other callers try again for some time, and get `ENOSPC` in the end.
+    /// other callers try again for some time, and go on as above in the end, but with `ETIMEDOUT`.
     ///
     /// Any other error is returned as the error of the mapping; a page fault ends in `SIGBUS`.
     ///
@@ -119,17 +104,45 @@ pub trait Aperture: DriverObject {
         reg: &RegistrationData<'_, Self>,
         vram: &Ranges,
         pieces: &mut RangeList,
+        wait: Wait,
     ) -> Result<Self::Window>;
+
+    /// Closes a window: invalidates the entries of the aperture, and waits for that.
+    ///
+    /// Called with the reservation of the object held, unless the object is being freed, or the
+    /// device was unplugged. If it makes room for another object, the reservation of that object is
+    /// held as well, and for a page fault the `mmap_lock`. May sleep; takes no reservation and
+    /// allocates no memory. The device may be suspended, or have been removed by surprise: then
+    /// neither peers nor the CPU access the window any more. An importer that was invalidated and
+    /// has not unmapped may still read there by speculation, and discards what it reads.
+    ///
+    /// # Errors
+    ///
+    /// If the device does not answer. Nobody uses the window any more, but the BAR may still show
+    /// the memory: the driver makes no other window there before it knows better.
+    fn unmap(reg: &RegistrationData<'_, Self>, window: Self::Window) -> Result;
 }
 
-type Limit<T> = fn(&drm::Device<<T as DriverObject>::Driver>) -> Result<u64>;
-type Mapper<T> = fn(&drm::Device<<T as DriverObject>::Driver>, &Ranges) -> Result<Arc<RangeList>>;
+/// How long [`Aperture::map`] may wait for the device, and for other tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// For as long as it takes.
+    Long,
+    /// For some milliseconds: the caller is a page fault, which holds the `mmap_lock`, and which is
+    /// tried again.
+    Short,
+}
+
+type DeviceOf<T> = drm::Device<<T as DriverObject>::Driver>;
+
+/// Puts a window on the list.
+type Add<'a> = dyn FnMut(OpenWindow) + 'a;
 
 struct Functions<T: DriverObject> {
-    limit: Limit<T>,
-    map: Mapper<T>,
-    #[cfg(CONFIG_RUST_DRM_TTM)]
-    of_importers: unsafe fn(*mut bindings::dma_buf) -> Option<Arc<RangeList>>,
+    limit: fn(&DeviceOf<T>) -> Result<u64>,
+    map: fn(&DeviceOf<T>, &Ranges, Wait, &mut Add<'_>) -> Result,
+    close: fn(&DeviceOf<T>, &Windows, u64, Option<Holder>),
+    close_all: unsafe fn(&DeviceOf<T>, &Windows),
 }
 
 /// The windows of an [`Aperture`] as a constant of the class of objects.
@@ -147,13 +160,14 @@ impl<T: DriverObject> ApertureHook<T> {
 
     /// Returns whether an object of `dev` that has `size` bytes can have a window. That is not so
     /// if the driver is not bound any more.
-    pub(crate) fn fits(&self, dev: &drm::Device<T::Driver>, size: u64) -> bool {
+    pub(crate) fn fits(&self, dev: &DeviceOf<T>, size: u64) -> bool {
         self.0
             .as_ref()
             .is_some_and(|functions| (functions.limit)(dev).is_ok_and(|limit| size <= limit))
     }
 
-    /// Returns the ranges of a new window that shows an object of `dev`.
+    /// Makes a window that shows an object of `dev`, and passes it to `add` before an unplug could
+    /// close all windows.
     ///
     /// # Errors
     ///
@@ -164,28 +178,40 @@ impl<T: DriverObject> ApertureHook<T> {
     /// - Those of [`Aperture::map`].
     pub(crate) fn map(
         &self,
-        dev: &drm::Device<T::Driver>,
+        dev: &DeviceOf<T>,
         vram: &Ranges,
-    ) -> Result<Arc<RangeList>> {
-        (self.0.as_ref().ok_or(EINVAL)?.map)(dev, vram)
+        wait: Wait,
+        add: &mut Add<'_>,
+    ) -> Result {
+        (self.0.as_ref().ok_or(EINVAL)?.map)(dev, vram, wait, add)
     }
 
-    /// Returns the ranges of the window through which importers see an object where it is.
+    /// Removes a holder of the window of the object with the number `id`, which the driver closes
+    /// if that was the last one. Without a holder it is closed at once.
+    ///
+    /// Does nothing if the driver is not bound any more: an unplug closes all windows.
+    pub(crate) fn close(
+        &self,
+        dev: &DeviceOf<T>,
+        windows: &Windows,
+        id: u64,
+        holder: Option<Holder>,
+    ) {
+        if let Some(functions) = &self.0 {
+            (functions.close)(dev, windows, id, holder);
+        }
+    }
+
+    /// Revokes all importers, and closes all windows.
     ///
     /// # Safety
     ///
-    /// `buf` must be null, or the dma-buf of an object of the class, whose reservation is held.
-    #[cfg(CONFIG_RUST_DRM_TTM)]
-    pub(crate) unsafe fn of_importers(
-        &self,
-        buf: *mut bindings::dma_buf,
-    ) -> Option<Arc<RangeList>> {
-        if buf.is_null() {
-            return None;
+    /// `dev` must be unplugged, and its registration data still be there.
+    pub(crate) unsafe fn close_all(&self, dev: &DeviceOf<T>, windows: &Windows) {
+        if let Some(functions) = &self.0 {
+            // SAFETY: As promised by the caller.
+            unsafe { (functions.close_all)(dev, windows) };
         }
-
-        // SAFETY: As promised by the caller.
-        unsafe { (self.0.as_ref()?.of_importers)(buf) }
     }
 }
 
@@ -195,8 +221,8 @@ pub const fn aperture_hook<T: Aperture + PeerObject>() -> ApertureHook<T> {
     ApertureHook(Some(Functions {
         limit: limit::<T>,
         map: map::<T>,
-        #[cfg(CONFIG_RUST_DRM_TTM)]
-        of_importers: drm::gem::peer::window_of_importers::<T>,
+        close: close::<T>,
+        close_all: close_all::<T>,
     }))
 }
 
@@ -205,15 +231,17 @@ fn limit_of<T: Aperture + PeerObject>(reg: &RegistrationData<'_, T>) -> u64 {
     T::exports(reg).bound().bar_len().min(T::size(reg))
 }
 
-fn limit<T: Aperture + PeerObject>(dev: &drm::Device<T::Driver>) -> Result<u64> {
+fn limit<T: Aperture + PeerObject>(dev: &DeviceOf<T>) -> Result<u64> {
     // SAFETY: The device is valid and of `T::Driver`.
     unsafe { while_registered::<T::Driver, _>(dev.as_raw(), |reg| Ok(limit_of::<T>(reg))) }
 }
 
 fn map<T: Aperture + PeerObject>(
-    dev: &drm::Device<T::Driver>,
+    dev: &DeviceOf<T>,
     vram: &Ranges,
-) -> Result<Arc<RangeList>> {
+    wait: Wait,
+    add: &mut Add<'_>,
+) -> Result {
     let size = vram.bytes_below(u64::MAX);
 
     // SAFETY: The device is valid and of `T::Driver`.
@@ -223,12 +251,79 @@ fn map<T: Aperture + PeerObject>(
                 return Err(E2BIG);
             }
 
+            // Allocated first, so that a window that was made is not lost.
+            let window = KBox::new(None::<T::Window>, GFP_KERNEL)?;
             let mut pieces = RangeList::new();
-            let window = T::map(reg, vram, &mut pieces)?;
-            if pieces.size() as u64 != size {
-                return Err(EINVAL);
+            let open = T::map(reg, vram, &mut pieces, wait)?;
+            let ranges = if pieces.size() as u64 == size {
+                pieces.move_to_window(T::exports(reg).bound())
+            } else {
+                Err(EINVAL)
+            };
+
+            match ranges {
+                Ok(ranges) => {
+                    add(OpenWindow {
+                        ranges,
+                        window: with(window, open) as KBox<dyn Any + Send>,
+                    });
+                    Ok(())
+                }
+                Err(e) => {
+                    // The first error is returned.
+                    let _ = T::unmap(reg, open);
+                    Err(e)
+                }
             }
-            pieces.move_to_window(T::exports(reg).bound(), window)
         })
     }
+}
+
+/// Puts a value into a box that has none.
+fn with<W>(mut place: KBox<Option<W>>, value: W) -> KBox<Option<W>> {
+    *place = Some(value);
+    place
+}
+
+/// Has the driver close a window. Its errors are its own: the window has no user any more.
+fn unmap<T: Aperture>(reg: &RegistrationData<'_, T>, mut window: KBox<dyn Any + Send>) {
+    let window = &mut *window as &mut dyn Any;
+
+    if let Some(window) = window.downcast_mut().and_then(Option::take) {
+        let _ = T::unmap(reg, window);
+    }
+}
+
+fn close<T: Aperture>(dev: &DeviceOf<T>, windows: &Windows, id: u64, holder: Option<Holder>) {
+    // SAFETY: The device is valid and of `T::Driver`.
+    let _ = unsafe {
+        while_registered::<T::Driver, _>(dev.as_raw(), |reg| {
+            let closing = match holder {
+                Some(holder) => windows.release(id, holder),
+                None => windows.take(id),
+            };
+
+            if let Some(closing) = closing {
+                closing.close(|window| unmap::<T>(reg, window));
+            }
+            Ok(())
+        })
+    };
+}
+
+/// # Safety
+///
+/// `dev` must be unplugged, and its registration data still be there.
+unsafe fn close_all<T: Aperture + PeerObject>(dev: &DeviceOf<T>, windows: &Windows) {
+    // SAFETY: The device is valid and of `T::Driver`. It was registered, and its data is not
+    // dropped before this returns.
+    let dev: &drm::Device<T::Driver, drm::Registered> =
+        unsafe { drm::Device::from_raw(dev.as_raw()) };
+
+    dev.registration_data_with(|reg| {
+        T::exports(reg).close();
+        while let Some(closing) = windows.take_any() {
+            closing.close(|window| unmap::<T>(reg, window));
+        }
+    });
 }

@@ -16,6 +16,7 @@ mod ranges;
 #[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
 mod reclaim;
 mod window;
+mod windows;
 
 #[cfg(CONFIG_RUST_DRM_TTM)]
 pub(crate) use self::objects::Room;
@@ -33,7 +34,8 @@ pub use self::{
     aperture::{
         aperture_hook,
         Aperture,
-        ApertureHook, //
+        ApertureHook,
+        Wait, //
     },
     layout::Layout,
     place::{
@@ -48,7 +50,14 @@ pub use self::{
 };
 pub(crate) use self::{
     busy::free_when_idle,
-    objects::Objects, //
+    objects::Objects,
+    windows::{
+        Holder,
+        Maker,
+        NewEntry,
+        Shared,
+        Windows, //
+    }, //
 };
 
 use crate::{

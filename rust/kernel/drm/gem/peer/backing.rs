@@ -177,16 +177,21 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// - `EIO` if it has lost its content.
     fn vram_ranges<'a>(object: &'a Held<'_, Self>) -> Result<&'a Ranges>;
 
-    /// Returns the ranges of a window that shows an object in VRAM: that of the CPU, or a new one.
-    /// May sleep.
+    /// Returns the ranges of the window that shows an object in VRAM, which importers hold from
+    /// then on: the one that it has, or a new one. May sleep.
     ///
     /// Only called with [`Self::HAS_WINDOWS`].
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the aperture is full, `EINVAL` if the object is not in VRAM, and those of the
-    /// driver.
+    /// `ENOSPC` if the aperture is full, `ETIMEDOUT` if other tasks or the device are in the way
+    /// for too long, `EINVAL` if the object is not in VRAM, and those of the driver.
     fn window(object: &Held<'_, Self>) -> Result<Arc<RangeList>>;
+
+    /// Ends the hold of importers on the window. May sleep.
+    ///
+    /// Only called with [`Self::HAS_WINDOWS`].
+    fn release_window(object: &Held<'_, Self>);
 
     /// Returns the pages of an object in system memory, after waiting for moves that fill them.
     ///
@@ -264,7 +269,7 @@ pub trait Vram<O: AlwaysRefCounted> {
 }
 
 /// Returns an object as the subject of a tracepoint.
-pub(super) fn subject<O: Backing>(obj: &O) -> Subject<'_> {
+pub(in crate::drm::gem) fn subject<O: Backing>(obj: &O) -> Subject<'_> {
     Subject {
         exporter: obj.owner(),
         id: obj.id(),

@@ -24,6 +24,7 @@ use super::{
         self,
         Act, //
     },
+    windows::is_no_window,
     AttachmentInfo,
     Backing,
     Counters,
@@ -45,6 +46,7 @@ use crate::{
     dma::DataDirection,
     dma_buf::{
         exporter::{
+            self,
             AttachRequest,
             Attached,
             Exporter,
@@ -338,16 +340,24 @@ impl<T: PeerObject> GemExport<T> {
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the aperture is full, and those of the driver.
+    /// Those of [`Backing::window`].
     fn window(&self, cx: &LockedBuffer<'_, Self>) -> Result<Arc<RangeList>> {
-        let ret = match cx.window() {
-            Some(shared) => Ok(shared),
-            None => Object::<T>::window(&self.object(cx)),
-        };
+        let ret = Object::<T>::window(&self.object(cx));
 
         self.no_window
-            .store(ret.as_ref().err() == Some(&ENOSPC), Relaxed);
+            .store(ret.as_ref().is_err_and(|e| is_no_window(*e)), Relaxed);
         ret
+    }
+
+    /// Ends the hold of importers on the window if none of them sees the object where it is.
+    fn release_window(&self, at: &Attached<'_, Self>) {
+        // SAFETY: An attachment is seen with the reservation of its dma-buf held, which is that of
+        // the object.
+        unsafe {
+            if Object::<T>::HAS_WINDOWS && !exporter::is_mapped(at.dma_buf().as_raw()) {
+                Object::<T>::release_window(&Held::assume(&*self.obj));
+            }
+        }
     }
 
     /// Returns whether the object is in VRAM and [`Self::wanted`] would return VRAM. This is
@@ -523,7 +533,7 @@ impl<T: PeerObject> GemExport<T> {
 
             match self.window(cx) {
                 Err(e)
-                    if e == ENOSPC
+                    if is_no_window(e)
                         && !vram_or_fail::<T>(&self.obj)
                         && !Object::<T>::is_pinned(&object) =>
                 {
@@ -654,6 +664,9 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         dir: DataDirection,
     ) -> Result<Mapping<'r>> {
         let ret = self.try_map(cx, at, dir);
+        if ret.is_err() {
+            self.release_window(at);
+        }
         let outcome = self.outcome_now(cx, at);
         let result = ret.as_ref().map(|_| ()).map_err(|e| *e);
 
@@ -671,6 +684,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     }
 
     fn unmap(&self, at: &Attached<'_, Self>) {
+        self.release_window(at);
         self.trace(Act::Unmap, at.device(), at.data().outcome, Ok(()));
     }
 

@@ -15,12 +15,6 @@ use super::{
     Outcome,
     PeerObject, //
 };
-#[cfg(CONFIG_RUST_DRM_TTM)]
-use crate::{
-    bindings,
-    dma_buf::mapping::RangeList,
-    sync::Arc, //
-};
 use crate::{
     dma_buf::{
         exporter::{
@@ -295,25 +289,4 @@ pub(super) fn listing_of<T: PeerObject>(
     // SAFETY: The dma-buf shares the reservation of the object, which is held.
     unsafe { with_locked_exporter(buf, add) }?;
     Ok((list, inode))
-}
-
-/// Returns the ranges of the window through which importers see an object where it is.
-///
-/// # Safety
-///
-/// `buf` must be the dma-buf of an object of `T`, whose reservation is held.
-#[cfg(CONFIG_RUST_DRM_TTM)]
-pub(in crate::drm) unsafe fn window_of_importers<T: PeerObject>(
-    buf: *mut bindings::dma_buf,
-) -> Option<Arc<RangeList>> {
-    // SAFETY: The dma-buf is valid while its object knows it, and their common reservation is held.
-    let ret = unsafe {
-        with_locked_exporter(
-            DmaBuf::from_raw(buf),
-            |_: &GemExport<T>, cx| Ok(cx.window()),
-        )
-    };
-
-    // The window of a buffer that was revoked is not shared.
-    ret.ok().flatten()
 }

@@ -34,6 +34,7 @@ use crate::{
         },
         vram::{
             Domain,
+            Holder,
             MemType,
             Ranges, //
         }, //
@@ -189,7 +190,11 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
     }
 
     fn window(object: &Held<'_, Self>) -> Result<Arc<RangeList>> {
-        object.window(None)
+        object.window(Holder::Importers)
+    }
+
+    fn release_window(object: &Held<'_, Self>) {
+        object.obj.release_window(Holder::Importers);
     }
 
     fn pages<'a>(object: &'a mut Held<'_, Self>) -> Result<&'a [*mut bindings::page]> {

@@ -10,7 +10,10 @@ use crate::{
             Device,
             TtmObject, //
         },
-        vram::MemType, //
+        vram::{
+            Holder,
+            MemType, //
+        }, //
     },
     prelude::*, //
 };
@@ -59,6 +62,6 @@ impl<T: TtmObject> super::Held<'_, Object<T>> {
                 bindings::dma_buf_invalidate_mappings(buf);
             }
         }
-        self.obj.drop_fault_window();
+        self.obj.release_window(Holder::Faults);
     }
 }

@@ -338,8 +338,8 @@ impl<'a, T: TtmObject> Idle<'a, T> {
             // started is done.
             unsafe { exporter::retire(buf.as_ptr()) };
         }
-        // TTM has zapped the page tables of processes.
-        request.obj.drop_fault_window();
+        // TTM has zapped the page tables of processes. A pin would have kept the object.
+        request.obj.close_window();
         // Work of the device that uses its page tables is done as well.
         request.called(request.locked.zap())?;
         Ok(Unmapped(self))

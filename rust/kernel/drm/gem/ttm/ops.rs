@@ -86,7 +86,7 @@ pub(super) unsafe extern "C" fn free_callback<T: TtmObject>(gem: *mut bindings::
     // From here on no task can get a reference.
     obj.ttm().remove(obj.id());
     // Processes that have mapped the object have a reference, so no mapping is left.
-    obj.drop_fault_window();
+    obj.close_window();
 
     // SAFETY: The object is valid and part of a TTM object. By the type invariant of `Object` it
     // has a reference to the device. TTM may use the rest of the object until the device is
@@ -112,20 +112,19 @@ unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
         unsafe { drm::Device::from_raw(dev) };
     registered.registration_data_with(|reg| T::end_jobs(reg));
 
-    if T::APERTURE.is_some() {
-        // SAFETY: The device is valid and of `T::Driver`.
-        let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
-
-        // The unplug has zapped the mappings of processes.
-        T::ttm(drm).windows.release_faults();
-    }
     if Object::<T>::CALLER.is_some() {
         // SAFETY: As promised by the caller.
         unsafe { placed::unplugging_callback::<T>(dev) };
     }
-    // This is last, because it waits for work that others have started.
-    // SAFETY: As promised by the caller.
-    unsafe { direct::unplugging_callback::<T>(dev) };
+    // These are last, because they wait for work that others have started.
+    // SAFETY: As promised by the caller, the device is valid, and of `T::Driver`. The unplug has
+    // zapped the mappings of processes.
+    unsafe {
+        let drm: &drm::Device<T::Driver> = drm::Device::from_raw(dev);
+
+        direct::unplugging_callback::<T>(dev);
+        T::APERTURE.close_all(drm, &T::ttm(drm).windows);
+    }
 }
 
 /// # Safety

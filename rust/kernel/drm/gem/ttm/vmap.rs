@@ -18,17 +18,18 @@ use crate::{
     drm::{
         devres::while_registered,
         gem::{
+            peer::windows::is_no_window,
             BaseObject,
             IntoGEMObject, //
         },
         ttm::{
-            Holder,
             OpCtx,
             Place,
             TtmObject, //
         },
         vram::{
             Domain,
+            Holder,
             MemType, //
         }, //
     },
@@ -73,7 +74,9 @@ pub(super) unsafe extern "C" fn vmap_callback<T: TtmObject>(
         // SAFETY: As promised by the caller.
         match unsafe { pin_and_vmap(&mut locked, map) } {
             // An object for which there is no window is mapped in system memory.
-            Err(e) if e == ENOSPC && T::APERTURE.is_some() && locked.may_do_without_window() => {
+            Err(e)
+                if is_no_window(e) && T::APERTURE.is_some() && locked.may_do_without_window() =>
+            {
                 locked.validate(&[Place::TT], &mut OpCtx::uninterruptible())?;
                 // SAFETY: As promised by the caller.
                 unsafe { pin_and_vmap(&mut locked, map) }
@@ -127,7 +130,7 @@ unsafe fn vmap_pinned<T: TtmObject>(
     let start = locked.ttm().vram_start();
 
     let window = if T::APERTURE.is_some() {
-        Some(locked.window(Some(Holder::Kernel))?)
+        Some(locked.window(Holder::Kernel)?)
     } else {
         None
     };
@@ -146,10 +149,7 @@ unsafe fn vmap_pinned<T: TtmObject>(
 
     let addr = mapped.inspect_err(|_| {
         if window.is_some() {
-            locked
-                .ttm()
-                .windows
-                .release(locked.obj.id(), Holder::Kernel);
+            locked.obj.release_window(Holder::Kernel);
         }
     })?;
     // `vunmap_callback()` drops the guard.
@@ -243,9 +243,7 @@ pub(super) unsafe extern "C" fn vunmap_callback<T: TtmObject>(
         }
         if (*map).is_iomem {
             bindings::vunmap((*map).__bindgen_anon_1.vaddr_iomem);
-            if T::APERTURE.is_some() {
-                obj.ttm().windows.release(obj.id(), Holder::Kernel);
-            }
+            obj.release_window(Holder::Kernel);
             drop(obj.runtime_guard_from_forgotten());
         } else {
             bindings::ttm_bo_vunmap(obj.bo(), map);
