@@ -20,8 +20,8 @@ use crate::syncfile::SyncFile;
 use crate::uapi;
 use crate::uapi::{
     DmaBufSync, DmaBufSyncFile, DrmGemClose, DrmGemFlink, DrmGemOpen, DrmPrimeHandle, DrmVersion,
-    PeerAttachment, PeerAttachments, PeerQuery, VvramGemCreate, VvramGemImportInfo, VvramGemInfo,
-    VvramGemMmapOffset, VvramGetparam,
+    PeerAttachment, PeerAttachments, PeerFlush, PeerQuery, VvramGemCreate, VvramGemImportInfo,
+    VvramGemInfo, VvramGemMmapOffset, VvramGetparam,
 };
 use crate::{Outcome, Stop, SysError};
 
@@ -483,6 +483,11 @@ impl Drm {
         peer_attachments_raw(self.fd(), uapi::VVRAM_GEM_ATTACHMENTS, argument)
     }
 
+    /// PEER_FLUSH of vvram with a given argument: returns the order.
+    pub fn flush_raw(&self, argument: PeerFlush) -> Result<u32, SysError> {
+        peer_flush(self.fd(), uapi::VVRAM_PEER_FLUSH, argument)
+    }
+
     /// PEER_QUERY with a given argument.
     pub fn query_raw(&self, argument: &mut PeerQuery) -> Result<(), SysError> {
         peer_query_raw(self.fd(), uapi::VVRAM_PEER_QUERY, argument)
@@ -569,6 +574,17 @@ pub(crate) fn peer_attachments(
     peer_attachments_raw(drm, request, &mut argument)?;
     entries.truncate(argument.count as usize);
     Ok((entries, argument.inode))
+}
+
+/// FLUSH of drm_peer.h with a given argument: returns the order.
+///
+/// # Errors
+///
+/// The error of the call.
+pub fn peer_flush(drm: RawFd, request: u64, argument: PeerFlush) -> Result<u32, SysError> {
+    let mut argument = argument;
+    call(drm, request, &mut argument, "FLUSH")?;
+    Ok(argument.order)
 }
 
 /// QUERY of drm_peer.h with a given argument.

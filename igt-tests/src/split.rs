@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use crate::debugfs::DebugFs;
 use crate::drm::{
-    call, gem_close, nodes, peer_attachments, peer_query, prime_export, prime_import, DmaBuf,
+    call, gem_close, nodes, peer_attachments, peer_flush, peer_query, prime_export, prime_import,
+    DmaBuf,
 };
 use crate::misc;
 use crate::pci::PciDevice;
 use crate::rebind::{self, Overridden, Unbound};
 use crate::uapi;
-use crate::uapi::{AvramGemCreate, PeerAttachment, PeerQuery};
+use crate::uapi::{AvramGemCreate, PeerAttachment, PeerFlush, PeerQuery};
 use crate::{Stop, SysError};
 
 /// Name of the PCI driver, and of the DRM driver.
@@ -207,6 +208,17 @@ impl Card {
         importer: &PciDevice,
     ) -> Result<PeerQuery, SysError> {
         peer_query(self.fd(), uapi::AVRAM_PEER_QUERY, handle, flags, importer)
+    }
+
+    /// PEER_FLUSH: returns the order.
+    ///
+    /// # Errors
+    ///
+    /// The error of the call.
+    pub fn flush(&self, handle: u32) -> Result<u32, SysError> {
+        let argument = PeerFlush { handle, order: 0 };
+
+        peer_flush(self.fd(), uapi::AVRAM_PEER_FLUSH, argument)
     }
 
     /// The auxiliary device that the DRM device belongs to.

@@ -442,6 +442,27 @@ pub struct PeerQuery {
 
 /// GEM_CREATE of avram.
 pub const AVRAM_GEM_CREATE: u64 = iowr::<AvramGemCreate>(DRM, DRM_COMMAND_BASE);
+/// Work reads what a peer has written after FLUSH.
+pub const ORDER_FLUSH: u32 = 0;
+/// Work reads what a peer has written once the peer has reported that.
+pub const ORDER_REPORT: u32 = 1;
+
+/// `struct drm_peer_flush`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerFlush {
+    /// The object, or 0.
+    pub handle: u32,
+    /// Out, `ORDER_*`.
+    pub order: u32,
+}
+
+/// FLUSH of avram.
+pub const AVRAM_PEER_FLUSH: u64 = iowr::<PeerFlush>(DRM, DRM_COMMAND_BASE + 3);
+/// FLUSH of vvram.
+pub const VVRAM_PEER_FLUSH: u64 = iowr::<PeerFlush>(DRM, DRM_COMMAND_BASE + 12);
+/// FLUSH of mgpu.
+pub const MGPU_PEER_FLUSH: u64 = iowr::<PeerFlush>(DRM, DRM_COMMAND_BASE + 13);
 /// ATTACHMENTS of avram.
 pub const AVRAM_PEER_ATTACHMENTS: u64 = iowr::<PeerAttachments>(DRM, DRM_COMMAND_BASE + 1);
 /// QUERY of avram.
@@ -834,6 +855,7 @@ const _: () = {
     assert!(size_of::<PeerAttachments>() == 32);
     assert!(size_of::<PeerAddress>() == 8);
     assert!(size_of::<PeerQuery>() == 56);
+    assert!(size_of::<PeerFlush>() == 8);
     assert!(size_of::<EduPeerAttach>() == 16);
     assert!(size_of::<EduPeerTransfer>() == 32);
     assert!(size_of::<EduPeerSegment>() == 16);
@@ -867,6 +889,7 @@ const _: () = {
     assert!(VVRAM_VM_READ == 0x4020_6449);
     assert!(VVRAM_SVM_MIGRATE == 0x4018_644a);
     assert!(VVRAM_SVM_EVICT == 0x4018_644b);
+    assert!(VVRAM_PEER_FLUSH == 0xc008_644c);
     assert!(EDU_PEER_IOC_ATTACH == 0xc010_ed10);
     assert!(EDU_PEER_IOC_DETACH == 0x0000_ed11);
     assert!(EDU_PEER_IOC_TRANSFER == 0xc020_ed16);

@@ -52,6 +52,7 @@ struct Notified {
     zapped: Atomic<u64>,
     bytes: Atomic<u64>,
     windows: Atomic<u64>,
+    flushes: Atomic<u64>,
 }
 
 struct Vram<'a> {
@@ -116,6 +117,7 @@ impl VramObject for Bo {
     }
 
     fn flush(vram: &Vram<'_>, ranges: &Ranges) {
+        vram.notified.flushes.add(1, Relaxed);
         vram.window.flush(ranges);
     }
 }
@@ -191,6 +193,7 @@ mod tests {
                 zapped: Atomic::new(0),
                 bytes: Atomic::new(0),
                 windows: Atomic::new(0),
+                flushes: Atomic::new(0),
             },
             GFP_KERNEL,
         )?;
@@ -200,6 +203,25 @@ mod tests {
         gem::vram::Device::<Bo>::setup(&drm, pdev, BAR, visible)?;
         let card = drm::devres::Registration::new(pdev, drm, Init(notified.clone()), 0)?;
         Ok((card, notified))
+    }
+
+    /// What peers have written is flushed by the driver, while it is bound.
+    #[test]
+    fn writes_of_peers_are_flushed() -> Result {
+        with_device(|pdev| {
+            let pdev: &pci::Device<Bound> = pdev;
+            let size = pdev.resource_len(BAR)?;
+            let (card, notified) = card(pdev, size, size)?;
+            let object = Object::new(card.device(), PAGE as usize, ())?;
+
+            check_eq!(notified.flushes.load(Relaxed), 0);
+            peer::flush_writes::<Bo>(&object)?;
+            check_eq!(notified.flushes.load(Relaxed), 1);
+            drop(card);
+            check_eq!(peer::flush_writes::<Bo>(&object).err(), Some(ENODEV));
+            check_eq!(notified.flushes.load(Relaxed), 1);
+            Ok(())
+        })
     }
 
     /// Peers access VRAM through a window if the CPU does not see it, unless the object is larger

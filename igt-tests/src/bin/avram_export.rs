@@ -295,6 +295,12 @@ fn imported() -> Outcome {
         "the dma-buf of both"
     );
     check_eq!(card.debugfs()?.buffers()?.len(), 1, "objects");
+    check_eq!(
+        other.flush(again)?,
+        uapi::ORDER_FLUSH,
+        "the order of writes"
+    );
+    expect_errno("a flush of nothing", card.flush(77), libc::ENOENT)?;
     let foreign = foreign::make(Kind::Heap, PAGES)?;
     expect_errno(
         "import of a foreign buffer",

@@ -8,19 +8,21 @@ use vvram_tests::compute::{
     ballast, sum, Bench, Exec, Op, VmFailures, HUGE, JOBS_MAX, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS,
     PARAM_VMS, RESULTS,
 };
-use vvram_tests::drm::EITHER;
+use vvram_tests::drm::{peer_flush, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fence::{SyncObj, Timeline};
-use vvram_tests::fixture::patterns;
+use vvram_tests::fixture::{patterns, peer_writes};
 use vvram_tests::map::PAGE64;
 use vvram_tests::mgpu::{holds, take_all, Error, Impatient, Mgpu, COMPUTE, COPY, PARAM_RESETS};
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
+use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::queue::beside_jobs;
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::signals::{await_sleep, interrupt, kill, restart};
 use vvram_tests::syncfile::SyncFile;
+use vvram_tests::uapi::PeerFlush;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, skip, uapi, Outcome, Stop, SysError};
 
 const VRAM: u32 = uapi::CREATE_VRAM;
@@ -815,7 +817,38 @@ fn chaos() -> Outcome {
     gpu.clean()
 }
 
+/// A job reads what a peer has written, after a FLUSH.
+fn flush() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let bench = Bench::new(&gpu)?;
+    let (x, _) = patterns();
+    let object = gpu.drm.create(PAGE64)?;
+    let peer = Peer::open()?;
+    peer.attach_and_map(&object.export()?, Mode::Dynamic)?;
+    bench.vm.bind(&object, HUGE)?;
+    for round in 0..10 * misc::soak() {
+        peer_writes(&peer, x.derive(round), &[0])?;
+        let argument = PeerFlush {
+            handle: object.handle(),
+            order: 0,
+        };
+        check_eq!(
+            peer_flush(gpu.drm.fd(), uapi::MGPU_PEER_FLUSH, argument)?,
+            uapi::ORDER_FLUSH,
+            "the order"
+        );
+        check_eq!(
+            bench.sum(HUGE, PAGE64)?,
+            sum(x.derive(round), 0, PAGE64 / 8),
+            "what the peer has written"
+        );
+    }
+    drop((peer, bench));
+    gpu.clean()
+}
+
 igt_main! {
+    "flush", "what a peer has written", flush;
     "order", "operations and jobs, behind fences", order;
     "explicit", "jobs that wait for no others", explicit;
     "implicit", "both engines on one buffer, with its implicit fences", implicit;

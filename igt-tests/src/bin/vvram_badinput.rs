@@ -152,7 +152,7 @@ fn drm_numbers() -> Outcome {
     let drm = Drm::open()?;
     let mut words = [0u64; 8];
     let address = words.as_mut_ptr() as u64;
-    for nr in 12..0x60 {
+    for nr in 13..0x60 {
         let request = uapi::ioc(3, u64::from(b'd'), uapi::DRM_COMMAND_BASE + nr, 16);
         // SAFETY: the kernel writes to `words`, if at all.
         let result = unsafe {

@@ -21,7 +21,7 @@ use vvram_tests::policy::{importer_name, Gets, Object, Order, Rules, IMPORTERS};
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::{with_parameters, Unbound};
 use vvram_tests::route::explained;
-use vvram_tests::uapi::{self, PeerAddress, PeerQuery};
+use vvram_tests::uapi::{self, PeerAddress, PeerFlush, PeerQuery};
 use vvram_tests::user::{self, become_nobody};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
@@ -422,6 +422,20 @@ fn badinput() -> Outcome {
     expect("an import", PeerQuery { handle, ..good }, libc::EINVAL)
 }
 
+/// FLUSH, which the copies of vvram do not need, because they read through the BAR.
+fn flush() -> Outcome {
+    let fixture = Fixture::open()?;
+    let flushed = |handle| fixture.drm.flush_raw(PeerFlush { handle, order: 0 });
+    for flags in [uapi::CREATE_VRAM, uapi::CREATE_SYSTEM] {
+        let object = fixture.drm.create_flags(PAGE64, flags)?;
+        check_eq!(flushed(object.handle())?, uapi::ORDER_REPORT, "the order");
+    }
+    check_eq!(flushed(0)?, uapi::ORDER_REPORT, "the order of the device");
+    expect_errno("no object", flushed(77), libc::ENOENT)?;
+    let import = fixture.drm.import(&heap::allocate(PAGE64)?)?;
+    expect_errno("an import", flushed(import.handle()), libc::EINVAL)
+}
+
 /// A client without privileges gets the complete answer, for objects of which it has a handle.
 fn nobody() -> Outcome {
     let fixture = Fixture::open()?;
@@ -483,6 +497,7 @@ igt_main! {
     "unrevocable", "a device that refuses importers that cannot be revoked", unrevocable;
     "outside-bar", "a BAR that does not show the object", outside_bar;
     "badinput", "what makes no sense", badinput;
+    "flush", "the order of what peers write", flush;
     "nobody", "a client without privileges", nobody;
     "unbound", "a device without its driver", unbound;
 }

@@ -5,9 +5,9 @@
 use super::{call, get, layout, set, Call, File, Kind, Layout, Thing};
 use crate::compute::{self, Exec, Op, VmBind, VmCreate, VmDestroy, VmFailures};
 use crate::uapi::{
-    self, AvramGemCreate, PeerAttachment, PeerAttachments, PeerQuery, VvramGemCopy, VvramGemCreate,
-    VvramGemImportInfo, VvramGemInfo, VvramGemMmapOffset, VvramGetparam, VvramSvmRange, VvramSync,
-    VvramVmBind, VvramVmRead,
+    self, AvramGemCreate, PeerAttachment, PeerAttachments, PeerFlush, PeerQuery, VvramGemCopy,
+    VvramGemCreate, VvramGemImportInfo, VvramGemInfo, VvramGemMmapOffset, VvramGetparam,
+    VvramSvmRange, VvramSync, VvramVmBind, VvramVmRead,
 };
 use libc::ENOENT;
 use std::mem::offset_of;
@@ -108,6 +108,11 @@ const QUERY: Layout = layout!(PeerQuery, fix_query, {
     host_vendor: Zero,
     host_device: Zero,
     pad: Zero,
+});
+
+const FLUSH: Layout = layout!(PeerFlush, {
+    handle: Optional(Gem, ENOENT),
+    order: Zero,
 });
 
 const VVRAM_PARAMS: Layout = layout!(VvramGetparam, { param: Below(14), pad: Zero, value: Zero });
@@ -299,6 +304,13 @@ pub(super) static CALLS: &[Call] = &[
     ),
     call!("DRM_IOCTL_VVRAM_PEER_QUERY", uapi::VVRAM_PEER_QUERY, [Vvram], [ENOENT ENXIO], QUERY),
     call!(
+        "DRM_IOCTL_VVRAM_PEER_FLUSH",
+        uapi::VVRAM_PEER_FLUSH,
+        [Vvram],
+        [ENOENT],
+        FLUSH
+    ),
+    call!(
         "DRM_IOCTL_VVRAM_VM_BIND",
         uapi::VVRAM_VM_BIND,
         [Vvram],
@@ -395,6 +407,13 @@ pub(super) static CALLS: &[Call] = &[
     ),
     call!("DRM_IOCTL_MGPU_PEER_QUERY", uapi::VVRAM_PEER_QUERY, [Mgpu], [ENOENT ENXIO], QUERY),
     call!(
+        "DRM_IOCTL_MGPU_PEER_FLUSH",
+        uapi::MGPU_PEER_FLUSH,
+        [Mgpu],
+        [ENOENT],
+        FLUSH
+    ),
+    call!(
         "DRM_IOCTL_MGPU_VM_CREATE",
         compute::VM_CREATE,
         [Mgpu],
@@ -462,4 +481,11 @@ pub(super) static CALLS: &[Call] = &[
         ATTACHMENTS
     ),
     call!("DRM_IOCTL_AVRAM_PEER_QUERY", uapi::AVRAM_PEER_QUERY, [Avram], [ENOENT ENXIO], QUERY),
+    call!(
+        "DRM_IOCTL_AVRAM_PEER_FLUSH",
+        uapi::AVRAM_PEER_FLUSH,
+        [Avram],
+        [ENOENT],
+        FLUSH
+    ),
 ];

@@ -17,6 +17,7 @@ extern "C" {
 #define DRM_AVRAM_GEM_CREATE		0x00
 #define DRM_AVRAM_PEER_ATTACHMENTS	0x01
 #define DRM_AVRAM_PEER_QUERY		0x02
+#define DRM_AVRAM_PEER_FLUSH		0x03
 
 /**
  * struct drm_avram_gem_create - argument of DRM_IOCTL_AVRAM_GEM_CREATE
@@ -44,6 +45,9 @@ enum {
 	DRM_IOCTL_AVRAM_PEER_QUERY =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_AVRAM_PEER_QUERY,
 			 struct drm_peer_query),
+	DRM_IOCTL_AVRAM_PEER_FLUSH =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_AVRAM_PEER_FLUSH,
+			 struct drm_peer_flush),
 };
 
 #if defined(__cplusplus)

@@ -3,10 +3,10 @@
  * The common uAPI of DRM drivers that share VRAM peer to peer: it tells how
  * other devices reach an object, and why an access is not peer to peer.
  *
- * A driver has two ioctls with the arguments that are defined here, under
- * numbers of its own: ATTACHMENTS with struct drm_peer_attachments, and QUERY
- * with struct drm_peer_query. Both are for the render node and need no
- * privilege. The tracepoints drm_peer_* use the same numbers of paths and
+ * A driver has three ioctls with the arguments that are defined here, under
+ * numbers of its own: ATTACHMENTS with struct drm_peer_attachments, QUERY with
+ * struct drm_peer_query, and FLUSH with struct drm_peer_flush. They are for the
+ * render node and need no privilege. The tracepoints drm_peer_* use the same numbers of paths and
  * reasons.
  *
  * Every structure has the same layout for 32- and 64-bit callers. Fields named
@@ -316,6 +316,43 @@ struct drm_peer_query {
 	__u16 host_device;
 	/** @pad: must be zero. */
 	__u16 pad;
+};
+
+/**
+ * enum drm_peer_order - when work of a device reads what a peer has written
+ *
+ * A peer reports that it is done by a write to system memory, such as an entry
+ * of a completion queue, or by an interrupt. PCI keeps that behind what the
+ * peer wrote to VRAM before only as far as both go the same way.
+ */
+enum drm_peer_order {
+	/**
+	 * @DRM_PEER_ORDER_FLUSH: work that is submitted after a FLUSH, which
+	 * follows the report of the peer.
+	 */
+	DRM_PEER_ORDER_FLUSH = 0,
+	/**
+	 * @DRM_PEER_ORDER_REPORT: work that is submitted after the report of the
+	 * peer. FLUSH is not necessary.
+	 */
+	DRM_PEER_ORDER_REPORT = 1,
+};
+
+/**
+ * struct drm_peer_flush - argument of FLUSH
+ *
+ * Waits until what peers have written to a buffer, as far as they have reported
+ * that, is in the memory of the device, where its engines read it. The CPU
+ * needs no FLUSH to read it through a mapping of the buffer. A buffer in system
+ * memory needs none, for which the call does nothing.
+ *
+ * Returns -ENOENT for an unknown handle, and -EINVAL for an imported object.
+ */
+struct drm_peer_flush {
+	/** @handle: in, the buffer; 0 only asks for @order. */
+	__u32 handle;
+	/** @order: out, one of enum drm_peer_order. Must be zero on input. */
+	__u32 order;
 };
 
 #if defined(__cplusplus)

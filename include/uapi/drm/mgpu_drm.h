@@ -5,8 +5,9 @@
  *
  * Every structure has the same layout for 32- and 64-bit callers. Fields named
  * pad and flag bits that are not listed here must be zero, or the call returns
- * -EINVAL. Sizes and offsets are in bytes. DRM_IOCTL_MGPU_PEER_ATTACHMENTS and
- * DRM_IOCTL_MGPU_PEER_QUERY are those of drm_peer.h. File descriptors are
+ * -EINVAL. Sizes and offsets are in bytes. DRM_IOCTL_MGPU_PEER_ATTACHMENTS,
+ * DRM_IOCTL_MGPU_PEER_QUERY and DRM_IOCTL_MGPU_PEER_FLUSH are those of
+ * drm_peer.h. File descriptors are
  * signed, handles are not.
  *
  * Where mgpu and vvram have the same ioctl, the structures have the same
@@ -35,6 +36,7 @@ extern "C" {
 #define DRM_MGPU_VM_BIND		0x0a
 #define DRM_MGPU_EXEC			0x0b
 #define DRM_MGPU_VM_FAILURES		0x0c
+#define DRM_MGPU_PEER_FLUSH		0x0d
 
 /**
  * enum drm_mgpu_param - parameters that DRM_IOCTL_MGPU_GETPARAM returns
@@ -746,6 +748,9 @@ enum {
 	DRM_IOCTL_MGPU_VM_FAILURES =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_VM_FAILURES,
 			 struct drm_mgpu_vm_failures),
+	DRM_IOCTL_MGPU_PEER_FLUSH =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_PEER_FLUSH,
+			 struct drm_peer_flush),
 };
 
 #if defined(__cplusplus)

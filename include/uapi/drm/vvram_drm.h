@@ -4,8 +4,9 @@
  *
  * Every structure has the same layout for 32- and 64-bit callers. Fields named
  * pad and flag bits that are not listed here must be zero, or the call returns
- * -EINVAL. Sizes and offsets are in bytes. DRM_IOCTL_VVRAM_GEM_ATTACHMENTS and
- * DRM_IOCTL_VVRAM_PEER_QUERY are those of drm_peer.h. File descriptors are
+ * -EINVAL. Sizes and offsets are in bytes. DRM_IOCTL_VVRAM_GEM_ATTACHMENTS,
+ * DRM_IOCTL_VVRAM_PEER_QUERY and DRM_IOCTL_VVRAM_PEER_FLUSH are those of
+ * drm_peer.h. File descriptors are
  * signed, handles are not.
  */
 #ifndef _UAPI_VVRAM_DRM_H_
@@ -30,6 +31,7 @@ extern "C" {
 #define DRM_VVRAM_VM_READ		0x09
 #define DRM_VVRAM_SVM_MIGRATE		0x0a
 #define DRM_VVRAM_SVM_EVICT		0x0b
+#define DRM_VVRAM_PEER_FLUSH		0x0c
 
 /**
  * enum drm_vvram_param - parameters that DRM_IOCTL_VVRAM_GETPARAM returns
@@ -562,6 +564,9 @@ enum {
 	DRM_IOCTL_VVRAM_SVM_EVICT =
 		DRM_IOW(DRM_COMMAND_BASE + DRM_VVRAM_SVM_EVICT,
 			struct drm_vvram_svm_range),
+	DRM_IOCTL_VVRAM_PEER_FLUSH =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_PEER_FLUSH,
+			 struct drm_peer_flush),
 };
 
 #if defined(__cplusplus)

@@ -135,6 +135,13 @@ impl drm::Driver for Driver {
             peer::ioctl::query::<BoData>,
             Ioctl
         ),
+        (
+            AVRAM_PEER_FLUSH,
+            drm_peer_flush,
+            ioctl::RENDER_ALLOW,
+            peer::ioctl::flush::<BoData>,
+            Ioctl
+        ),
     }
 }
 

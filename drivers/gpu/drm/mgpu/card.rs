@@ -272,5 +272,12 @@ impl drm::Driver for Driver {
         (MGPU_VM_BIND, drm_mgpu_vm_bind, ioctl::RENDER_ALLOW, bind::vm_bind, Ioctl),
         (MGPU_EXEC, drm_mgpu_exec, ioctl::RENDER_ALLOW, exec::exec, Ioctl),
         (MGPU_VM_FAILURES, drm_mgpu_vm_failures, ioctl::RENDER_ALLOW, bind::vm_failures),
+        (
+            MGPU_PEER_FLUSH,
+            drm_peer_flush,
+            ioctl::RENDER_ALLOW,
+            peer::ioctl::flush::<BoData>,
+            Ioctl
+        ),
     }
 }

@@ -452,5 +452,12 @@ impl drm::Driver for VvramDriver {
         (VVRAM_VM_READ, drm_vvram_vm_read, ioctl::RENDER_ALLOW, vm::read, Ioctl),
         (VVRAM_SVM_MIGRATE, drm_vvram_svm_range, ioctl::RENDER_ALLOW, svm::migrate, Ioctl),
         (VVRAM_SVM_EVICT, drm_vvram_svm_range, ioctl::RENDER_ALLOW, svm::evict, Ioctl),
+        (
+            VVRAM_PEER_FLUSH,
+            drm_peer_flush,
+            ioctl::RENDER_ALLOW,
+            peer::ioctl::flush::<BoData>,
+            Ioctl
+        ),
     }
 }

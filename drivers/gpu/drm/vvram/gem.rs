@@ -150,6 +150,9 @@ impl PeerObject for BoData {
 
     const OPS: &'static peer::Ops<Self> = &PEER_OPS;
 
+    // The CPU does the copies, through the BAR.
+    const ORDER: peer::Order = peer::Order::Report;
+
     fn exports<'a, 'bound: 'a>(bound: &'a BoundData<'bound>) -> &'a peer::Exports<'bound, Self> {
         &bound.exports
     }

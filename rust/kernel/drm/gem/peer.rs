@@ -99,6 +99,7 @@ pub use self::{
         ImportInfo, //
     },
     reason::{
+        Order,
         Path,
         Reason, //
     }, //
@@ -139,6 +140,9 @@ pub trait PeerObject: DriverObject<Driver: drm::Driver<Object = Self::Class>> {
     /// driver recognizes its own buffers by the address.
     const OPS: &'static Ops<Self>;
 
+    /// When work of the device reads what a peer has written. The default is right for any device.
+    const ORDER: Order = Order::Flush;
+
     /// Returns the list of exported buffers, which the driver keeps in its registration data.
     fn exports<'a, 'bound: 'a>(
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'bound>,
@@ -169,6 +173,22 @@ pub type Ops<T> = dma_buf::Ops<GemExport<T>>;
 
 /// The list of the exported buffers of a bound driver. Dropping it revokes them all.
 pub type Exports<'a, T> = dma_buf::Exports<'a, GemExport<T>>;
+
+/// Makes what peers have written to an object in VRAM visible to work of its device that is queued
+/// from now on. The caller knows that the peers are done.
+///
+/// Reads through the BAR, behind which no earlier write stays on its way. Writes before the device
+/// was suspended have arrived.
+///
+/// Takes the reservation of the object. Sleeps.
+///
+/// # Errors
+///
+/// - `ENODEV` if the driver is not bound any more.
+/// - `EINTR` if a signal is pending.
+pub fn flush_writes<T: PeerObject>(obj: &T::Class) -> Result {
+    with_reserved(obj, true, |object| T::Class::flush(object))
+}
 
 /// Makes an empty list of exported buffers for the driver of `pdev`, whose BAR `bar` is VRAM.
 ///

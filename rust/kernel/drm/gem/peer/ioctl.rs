@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The ioctls that drivers have in common: lists of importers, and queries about possible
-//! importers.
+//! The ioctls that drivers have in common: lists of importers, queries about possible importers,
+//! and flushes of what they wrote.
 //!
 //! A driver gives them numbers in its own header, and puts them into its table with a line each:
 //!
@@ -15,12 +15,14 @@
 //!         Ioctl
 //!     ),
 //!     (FOO_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<Bo>, Ioctl),
+//!     (FOO_FLUSH, drm_peer_flush, ioctl::RENDER_ALLOW, peer::ioctl::flush::<Bo>, Ioctl),
 //! }
 //! ```
 //!
 //! C header: [`include/uapi/drm/drm_peer.h`](srctree/include/uapi/drm/drm_peer.h)
 
 use super::{
+    flush_writes,
     listing,
     query::{
         self,
@@ -367,5 +369,32 @@ where
     if let Some(decision) = &decision {
         explain(decision, args);
     }
+    Ok(0)
+}
+
+/// Serves an ioctl with `struct drm_peer_flush`: makes what peers have written to an object visible
+/// to work of the device, and returns whether that is necessary.
+///
+/// # Errors
+///
+/// See the header.
+pub fn flush<T: PeerObject>(
+    dev: &drm::Device<DriverOf<T>, Ioctl>,
+    args: &mut uapi::drm_peer_flush,
+    file: &drm::File<FileOf<T>>,
+) -> Result<u32>
+where
+    FileOf<T>: drm::file::DriverFile<Driver = DriverOf<T>>,
+{
+    check(args.order == 0)?;
+    let _guard = dev.registration_guard().ok_or(ENODEV)?;
+
+    if args.handle != 0 {
+        let obj = Object::<T>::lookup_handle(file, args.handle)?;
+
+        check(obj.imported().is_none())?;
+        flush_writes::<T>(&*obj)?;
+    }
+    args.order = T::ORDER.code();
     Ok(0)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! How an importer reaches an object, and the reason why not peer to peer: the names and numbers of
-//! `drm_peer.h`.
+//! How an importer reaches an object, the reason why not peer to peer, and the order of its writes:
+//! the names and numbers of `drm_peer.h`.
 //!
 //! C header: [`include/uapi/drm/drm_peer.h`](srctree/include/uapi/drm/drm_peer.h)
 
@@ -149,6 +149,27 @@ impl Reason {
     }
 
     /// Returns the value that stands for the reason in the uAPI.
+    #[inline]
+    pub const fn code(self) -> u32 {
+        // CAST: The values are small.
+        self as u32
+    }
+}
+
+/// When work of a device reads what a peer has written to VRAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Order {
+    /// When it is queued after [`flush_writes`](super::flush_writes), as engines do not read VRAM
+    /// through the BAR.
+    Flush = uapi::drm_peer_order_DRM_PEER_ORDER_FLUSH,
+    /// When it is queued after the peer has reported that it is done: all work reads VRAM through
+    /// the BAR, behind the writes of peers.
+    Report = uapi::drm_peer_order_DRM_PEER_ORDER_REPORT,
+}
+
+impl Order {
+    /// Returns the value that stands for it in the uAPI.
     #[inline]
     pub const fn code(self) -> u32 {
         // CAST: The values are small.
