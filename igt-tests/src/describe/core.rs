@@ -131,7 +131,8 @@ pub(super) static CALLS: &[Call] = &[
         "DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE",
         uapi::DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE,
         [Vvram, Mgpu],
-        [],
+        // With another flag it takes a handle, too.
+        [ENOENT],
         layout!(DrmSyncobjHandle, {
             handle: Makes(Syncobj, false),
             flags: Is(0, &[4, 1 << 31]),
