@@ -15,11 +15,11 @@ use crate::{
         PAGE, //
     },
     importer::{
+        self,
         late,
         prompt,
         revocable,
-        unmap,
-        DIR, //
+        unmap, //
     },
     memory::{
         Access,
@@ -206,7 +206,7 @@ mod tests {
 
             // An importer keeps the window.
             let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
-            at.with(|at| at.map(DIR).map(|_| ()))?;
+            importer::map(&at)?;
             drop(VMap::new(buf)?);
             check_eq!(aperture.windows(), (1, 3));
             unmap(&at)?;
