@@ -57,7 +57,7 @@ use core::{
 
 /// How often a validation retries while other tasks may hold objects that it could evict, which
 /// takes some 100 ms.
-pub(super) const PATIENCE: u32 = 16;
+const PATIENCE: u32 = 16;
 
 impl<T: TtmObject> Held<'_, Object<T>> {
     /// Returns the driver's part of the object.
