@@ -90,8 +90,6 @@ pub struct RangeList {
     size: usize,
     start: u64,
     end: u64,
-    /// The ranges are in the BAR for a time only: see [`Self::move_to_window`].
-    is_window: bool,
 }
 
 impl Default for RangeList {
@@ -110,7 +108,6 @@ impl RangeList {
             size: 0,
             start: u64::MAX,
             end: 0,
-            is_window: false,
         }
     }
 
@@ -169,19 +166,6 @@ impl RangeList {
         self.start = self.start.saturating_add(start);
         self.end += start;
         Ok(Arc::new(self, GFP_KERNEL)?)
-    }
-
-    /// As [`Self::move_to_bar`], for a buffer that is not in the BAR at all times: the exporter has
-    /// made a window for it. It closes the window when no importer has mapped the buffer any more.
-    ///
-    /// A table of such ranges is not mapped again.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Self::move_to_bar`].
-    pub fn move_to_window(mut self, provider: &Provider<'_>) -> Result<Arc<Self>> {
-        self.is_window = true;
-        self.move_to_bar(provider)
     }
 
     /// Makes room for more ranges. The first range always has room.
@@ -509,13 +493,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
                     .map_type(provider)
                     .unwrap_or_else(|| provider.map_type(self.device()));
 
-                let mut table =
-                    RangeTable::new(self.as_raw(), provider, map_type, ranges)?.map(dir)?;
-
-                if ranges.is_window {
-                    table.set_single_use();
-                }
-                table
+                RangeTable::new(self.as_raw(), provider, map_type, ranges)?.map(dir)?
             },
         };
 

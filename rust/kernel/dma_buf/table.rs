@@ -57,8 +57,7 @@ pub(super) struct Table {
     /// The buffer has moved, or is not in the BAR any more: the memory that the table leads to may
     /// belong to something else.
     pub(super) retired: bool,
-    /// The table cannot be mapped again: the buffer was revoked, or the ranges are in the BAR for a
-    /// time only.
+    /// The table cannot be mapped again: the buffer was revoked.
     single_use: bool,
     /// The importer has the table, and no other code has it until the importer unmaps it.
     pub(super) has_user: bool,
@@ -142,7 +141,7 @@ impl Table {
                 Memory::Ranges(table) => {
                     bindings::dma_buf_phys_table_unmap(sgt);
                     // Once the buffer has moved the next mapping has other ranges, and once it is
-                    // revoked there is none. The next window may be another one.
+                    // revoked there is none.
                     if !self.retired && !self.single_use {
                         Holdings::of(attach).set_cached(table);
                     }

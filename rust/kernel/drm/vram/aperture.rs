@@ -16,8 +16,6 @@
 //!   faults hold, then those of importers, which are invalidated as before a move; the least
 //!   recently used first. A driver with TTM limits pins, so that neither importers nor the kernel
 //!   take all of the aperture: see [`PinShares`](crate::drm::ttm::PinShares).
-//! - A table of an importer is not cached for its next mapping, because the window may be another
-//!   one then.
 //! - A mapping that fails leaves no window, nor does an importer that detaches without an unmap.
 //! - When the driver is unbound, importers are revoked first, and the windows that remain are
 //!   closed before the registration data is dropped.
@@ -256,7 +254,7 @@ fn map<T: Aperture + PeerObject>(
             let mut pieces = RangeList::new();
             let open = T::map(reg, vram, &mut pieces, wait)?;
             let ranges = if pieces.size() as u64 == size {
-                pieces.move_to_window(T::exports(reg).bound())
+                pieces.move_to_bar(T::exports(reg).bound())
             } else {
                 Err(EINVAL)
             };
