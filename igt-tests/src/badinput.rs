@@ -13,6 +13,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::thread;
 use std::time::Duration;
 
+use crate::debugfs::Counter;
 use crate::describe::{make, Call, Field, File, Kind, Layout, Source, Thing, NOWHERE};
 use crate::drm::{ioctl, ioctl_raw, DmaBuf, Drm, Gem};
 use crate::fuzz::arena;
@@ -577,7 +578,7 @@ impl<'a> Gpu<'a> {
         Ok(vec![
             next.handle().into(),
             self.drm.vram_free()? + svm,
-            self.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            self.drm.counter(Counter::VramPinned)?,
             info.pinned.into(),
             self.object.attachments()?.len() as u64,
         ])

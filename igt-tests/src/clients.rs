@@ -4,11 +4,12 @@
 
 use std::time::Duration;
 
+use crate::debugfs::Counter;
 use crate::drm::{Drm, Gem, EITHER};
 use crate::map::{Map, PAGE};
 use crate::misc::{self, meminfo, Lcg};
 use crate::pattern::Pattern;
-use crate::{uapi, Outcome, Stop};
+use crate::{Outcome, Stop};
 
 /// Size of an object, in bytes.
 pub const PIECE: u64 = 4 * PAGE as u64;
@@ -92,13 +93,13 @@ impl<'a> Usage<'a> {
             drm,
             free: drm.vram_free()?,
             pages: pages()?,
-            moves: drm.getparam(uapi::PARAM_MOVES)?,
+            moves: drm.counter(Counter::Moves)?,
         })
     }
 
     /// Returns the number of moves since then.
     pub fn moved(&self) -> Result<u64, Stop> {
-        Ok(self.drm.getparam(uapi::PARAM_MOVES)? - self.moves)
+        Ok(self.drm.counter(Counter::Moves)? - self.moves)
     }
 
     /// Checks that the usage is as before.
@@ -111,7 +112,7 @@ impl<'a> Usage<'a> {
     pub fn check_back(&self) -> Outcome {
         self.drm.await_vram_free(self.free)?;
         check_eq!(
-            self.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            self.drm.counter(Counter::VramPinned)?,
             0,
             "pinned VRAM at the end"
         );

@@ -15,12 +15,6 @@ use crate::syncfile::SyncFile;
 use crate::uapi::{ioc, VvramGemCreate, VvramSync, CREATE_SYSTEM, DRM_COMMAND_BASE};
 use crate::{Stop, SysError};
 
-/// Resets of the ring of the compute engine.
-pub const PARAM_COMPUTE_RESETS: u32 = 12;
-/// How many address spaces there are.
-pub const PARAM_VMS: u32 = 13;
-/// Memory of page tables.
-pub const PARAM_PAGE_TABLES: u32 = 14;
 /// Jobs of the file that have hung.
 pub const PARAM_JOB_HANGS: u32 = 15;
 /// Copies of the file that have hung.

@@ -5,9 +5,12 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
+use crate::misc;
 use crate::pci::PciDevice;
 use crate::{Outcome, Stop, SysError};
 
@@ -150,6 +153,108 @@ pub fn difference(before: &Counters, after: &Counters) -> Vec<(String, String, u
             (*now != then).then(|| (key.0.clone(), key.1.clone(), now.wrapping_sub(then)))
         })
         .collect()
+}
+
+/// A number about all clients of a device together, which its driver shows to root only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counter {
+    /// How often the content of an object was moved to or from VRAM.
+    Moves,
+    /// Free VRAM, in bytes.
+    VramFree,
+    /// Pinned VRAM, in bytes.
+    VramPinned,
+    /// VRAM that is not mapped any more, but that direct I/O still accesses, in bytes.
+    DirectIoBusy,
+    /// VRAM that is not allocated before a reset, in bytes.
+    Quarantined,
+    /// System memory that the engines reach, in bytes.
+    DmaMapped,
+    /// Objects that have lost their content.
+    Losses,
+    /// Jobs that the CPU has done instead of an engine.
+    DoneAgain,
+    /// vvram: VRAM that holds memory of processes, in bytes.
+    SvmVram,
+    /// vvram: pages of processes that were moved back.
+    SvmMovedBack,
+    /// mgpu: how much of the aperture no window uses, in bytes.
+    ApertureFree,
+    /// mgpu: resets of the ring of the copy engine.
+    CopyResets,
+    /// mgpu: resets of the ring of the compute engine.
+    ComputeResets,
+    /// mgpu: jobs of the ring of the copy engine.
+    CopyJobs,
+    /// mgpu: jobs of the ring of the compute engine.
+    ComputeJobs,
+    /// mgpu: address spaces.
+    Vms,
+    /// mgpu: memory of page tables, in bytes.
+    PageTables,
+}
+
+impl Counter {
+    /// The file, and the first word of the line.
+    const fn at(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Moves => ("counters", "moves"),
+            Self::VramFree => ("memory", "free"),
+            Self::VramPinned => ("memory", "pinned"),
+            Self::DirectIoBusy => ("memory", "referenced"),
+            Self::Quarantined => ("memory", "quarantined"),
+            Self::DmaMapped => ("memory", "dma_mapped"),
+            Self::Losses => ("memory", "lost"),
+            Self::DoneAgain => ("memory", "done_again"),
+            Self::SvmVram => ("svm", "held"),
+            Self::SvmMovedBack => ("svm", "moved_back"),
+            Self::ApertureFree => ("state", "aperture_free"),
+            Self::CopyResets => ("state", "copy_resets"),
+            Self::ComputeResets => ("state", "compute_resets"),
+            Self::CopyJobs => ("state", "copy_jobs"),
+            Self::ComputeJobs => ("state", "compute_jobs"),
+            Self::Vms => ("vms", "count"),
+            Self::PageTables => ("vms", "page_tables"),
+        }
+    }
+
+    /// The name of its file.
+    pub const fn file(self) -> &'static str {
+        self.at().0
+    }
+
+    /// Finds it in the text of its file.
+    pub fn find(self, text: &str) -> Option<u64> {
+        let mut lines = text.lines().map(str::split_whitespace);
+        let mut line = lines.find(|line| line.clone().next() == Some(self.at().1))?;
+        line.next_back()?.parse().ok()
+    }
+}
+
+/// Reads a counter of the device behind an open DRM file.
+///
+/// # Errors
+///
+/// Any error of the file in debugfs; `ENOENT` if the device is gone.
+pub fn counter(file: &File, counter: Counter) -> Result<u64, SysError> {
+    let metadata = file.metadata();
+    let metadata = metadata.map_err(|error| SysError::io("fstat() of a DRM file", &error))?;
+    let root = mounted("debugfs", "/sys/kernel/debug");
+    let root = root.map_err(|stop| SysError::new(stop.text(), 0))?;
+    // A link to the folder of the device, for as long as that is registered.
+    // SAFETY: only some versions of the crate have the function unsafe.
+    #[allow(unused_unsafe)]
+    let minor = unsafe { libc::minor(metadata.rdev()) };
+    let folder = root.join(format!("dri/{minor}"));
+    let path = folder.join(counter.file());
+    // The node of a device that is being registered is there a moment before the files.
+    let opened = misc::poll(Duration::from_secs(1), || match open(&path, true) {
+        Err(error) if error.errno == libc::ENOENT => None,
+        opened => Some(opened),
+    });
+    let text = read(&mut opened.unwrap_or_else(|| open(&path, true))?, &path)?;
+    let found = counter.find(&text);
+    found.ok_or_else(|| SysError::new(format!("finding {counter:?} in {}", path.display()), 0))
 }
 
 /// The directory of a device.
@@ -327,6 +432,20 @@ mod tests {
         assert!(buffers[1].vram_or_fail && !buffers[0].vram_or_fail);
         assert_eq!(parse("\timporter=x"), None);
         assert_eq!(parse("buffer id=x"), None);
+    }
+
+    #[test]
+    fn counters_are_found() {
+        let text = "free 4096\npinned 7\n";
+        assert_eq!(Counter::VramFree.find(text), Some(4096));
+        assert_eq!(Counter::VramPinned.find(text), Some(7));
+        assert_eq!(
+            Counter::Moves.find("map-system none 1\nmoves - 10\n"),
+            Some(10)
+        );
+        // A name that begins like another one, and a line without a number.
+        assert_eq!(Counter::VramFree.find("free_of_x 1\n"), None);
+        assert_eq!(Counter::VramFree.find("free\n"), None);
     }
 
     #[test]

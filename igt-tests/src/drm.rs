@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::compat;
+use crate::debugfs::{self, Counter};
 use crate::map::{Map, PAGE};
 use crate::misc;
 use crate::pci::PciDevice;
@@ -378,9 +379,14 @@ impl Drm {
         call(self.fd(), uapi::VVRAM_GETPARAM, argument, "GETPARAM")
     }
 
+    /// Returns a counter of the device, which only root can read.
+    pub fn counter(&self, counter: Counter) -> Result<u64, SysError> {
+        debugfs::counter(&self.file, counter)
+    }
+
     /// Bytes of VRAM that are free.
     pub fn vram_free(&self) -> Result<u64, SysError> {
-        self.getparam(uapi::PARAM_VRAM_FREE)
+        self.counter(Counter::VramFree)
     }
 
     /// Waits until so many bytes of VRAM are free, because a closed object still exists while work

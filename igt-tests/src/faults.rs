@@ -14,15 +14,14 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::compute;
-use crate::debugfs::{self, mounted, DebugFs};
+use crate::debugfs::{self, mounted, Counter, DebugFs};
 use crate::drm::Drm;
 use crate::mgpu::{self, Mgpu};
 use crate::misc::{self, meminfo, Lcg};
 use crate::pci::PciDevice;
 use crate::rebind::module_users;
 use crate::signals::open_files;
-use crate::{errno_name, uapi, Outcome, Stop, SysError};
+use crate::{errno_name, Outcome, Stop, SysError};
 
 /// More than any operation makes.
 const ALL: u32 = 1 << 20;
@@ -517,7 +516,7 @@ impl Usage {
     /// The usage that all drivers have.
     fn take(pci: &PciDevice, drm: Drm, debugfs: &DebugFs) -> Result<Self, Stop> {
         let free = vec![("VRAM", drm.vram_free()?)];
-        let pinned = drm.getparam(uapi::PARAM_VRAM_PINNED)?;
+        let pinned = drm.counter(Counter::VramPinned)?;
         drop(drm);
         let buffers = debugfs.buffers()?;
         let attachments: usize = buffers.iter().map(|buffer| buffer.importers.len()).sum();
@@ -532,15 +531,15 @@ impl Usage {
     /// Of a modelled GPU.
     fn of_model(pci: &PciDevice) -> Result<Self, Stop> {
         let gpu = Mgpu::open(pci)?;
-        let named = |name, param| Ok::<_, Stop>((name, gpu.drm.getparam(param)?));
-        let free = [named("aperture", mgpu::PARAM_APERTURE_FREE)?];
+        let named = |name, counter| Ok::<_, Stop>((name, gpu.drm.counter(counter)?));
+        let free = [named("aperture", Counter::ApertureFree)?];
         let used = [
-            named("address spaces", compute::PARAM_VMS)?,
-            named("page tables", compute::PARAM_PAGE_TABLES)?,
-            named("mapped memory", mgpu::PARAM_DMA_MAPPED)?,
+            named("address spaces", Counter::Vms)?,
+            named("page tables", Counter::PageTables)?,
+            named("mapped memory", Counter::DmaMapped)?,
         ];
         let same = [
-            named("lost objects", mgpu::PARAM_LOSSES)?,
+            named("lost objects", Counter::Losses)?,
             ("reports", gpu.reports()?),
         ];
         let debugfs = gpu.debugfs()?;

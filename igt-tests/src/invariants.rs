@@ -9,9 +9,9 @@
 //!
 //! # What is watched
 //!
-//! [`Value`] lists it. For each DRM device of ours it is what the driver counts (GETPARAM and the
-//! files in debugfs: free and pinned VRAM, what holders of pins have, windows, address spaces, page
-//! tables, jobs, objects, importers), and what the operator can set. For the kernel: the modules'
+//! [`Value`] lists it. For each DRM device of ours it is what the driver counts (the files in
+//! debugfs: free and pinned VRAM, what holders of pins have, windows, address spaces, page tables,
+//! jobs, objects, importers), and what the operator can set. For the kernel: the modules'
 //! users, the objects of TTM and their pages, all dma-bufs and importers, the charges of the cgroup
 //! controller dmem, the DMA mappings of our drivers, and which device has which driver and nodes.
 //! [`crate::igt`] itself looks for file descriptors and processes that a subtest has left.
@@ -57,22 +57,18 @@
 //! objects are counted events, which subtests check where they make them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, OpenOptions};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::cgroup;
-use crate::compute;
-use crate::debugfs::{self, mounted, Buffer};
-use crate::drm::{self, ioctl};
+use crate::debugfs::{self, mounted, Buffer, Counter};
+use crate::drm;
 use crate::mgpu;
 use crate::misc;
 use crate::pci::PciDevice;
 use crate::rebind::module_users;
 use crate::split;
-use crate::uapi::{self, VvramGetparam};
 
 /// How long values may take to be as before.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -184,6 +180,19 @@ impl Snapshot {
         });
     }
 
+    /// Adds counters of a device, which are all in one file.
+    fn counters(&mut self, name: &str, folder: &Path, list: &[(Value, &str, Counter)]) {
+        let Some((_, _, first)) = list.first() else {
+            return;
+        };
+        self.read(&folder.join(first.file()), |all, text| {
+            for (value, what, counter) in list {
+                all.add(*value, format!("{name}{what}"), counter.find(text)?);
+            }
+            Some(())
+        });
+    }
+
     /// Adds a file with one word, as a setting of a device.
     fn setting(&mut self, device: &str, folder: &Path, file: &str) {
         self.read(&folder.join(file), |all, text| {
@@ -250,18 +259,6 @@ fn unrevocable(all: &mut Snapshot, device: &str, text: &str) -> Option<()> {
     let limit = words.get("limit").unwrap_or(&"");
     let policy = words.get("policy")?;
     all.add(Value::Settings, format!("{device} {policy} {limit}"), 1);
-    Some(())
-}
-
-/// The file `jobs`.
-fn jobs(all: &mut Snapshot, device: &str, text: &str) -> Option<()> {
-    for (name, value) in [
-        ("quarantined: ", Value::Quarantined),
-        ("mapped: ", Value::DmaMapped),
-    ] {
-        let number = text.lines().find_map(|line| line.strip_prefix(name))?;
-        all.add(value, device, number.parse().ok()?);
-    }
     Some(())
 }
 
@@ -450,7 +447,6 @@ impl Watch {
 
     fn look(&mut self) -> Snapshot {
         let mut all = Snapshot::default();
-        // Before a node is opened, because that makes a user of its module.
         for module in MODULES {
             let users = module_users(module).unwrap_or(0);
             all.add(Value::Users, module, users.try_into().unwrap_or(u64::MAX));
@@ -517,7 +513,6 @@ impl Watch {
     fn drm(&self, all: &mut Snapshot, name: &str, driver: &str, device: &Path) {
         // A folder ends with its name, also if the path has a slash at its end.
         let parent = device.file_name().unwrap_or_default();
-        let mut render = None;
         for entry in fs::read_dir(device.join("drm")).into_iter().flatten() {
             let Ok(node) = entry.map(|entry| entry.file_name().to_string_lossy().into_owned())
             else {
@@ -526,9 +521,6 @@ impl Watch {
             // A device that is made again may have another number.
             let kind = node.trim_end_matches(|digit: char| digit.is_ascii_digit());
             all.add(Value::Nodes, format!("{name} {kind}"), 1);
-            if kind == "renderD" {
-                render = Some(Path::new("/dev/dri").join(&node));
-            }
         }
         let folder = self.root.join("dri").join(parent);
         let mut pinned_there = 0;
@@ -545,7 +537,7 @@ impl Watch {
             unrevocable(all, name, text)
         });
         if driver == split::DRIVER {
-            // It has no parameters, and nothing that could be pinned elsewhere.
+            // It has no TTM, and nothing that could be pinned elsewhere.
             all.read(&folder.join("usage"), |all, text| {
                 let used = debugfs::words(text).get("used")?.parse().ok()?;
                 all.add(Value::Free, format!("{name}, used"), used);
@@ -553,72 +545,44 @@ impl Watch {
             });
             return;
         }
-        all.read(&folder.join("jobs"), |all, text| jobs(all, name, text));
+        let counters = [
+            (Value::Free, "", Counter::VramFree),
+            (Value::Pinned, "", Counter::VramPinned),
+            (Value::DirectIo, "", Counter::DirectIoBusy),
+            (Value::Quarantined, "", Counter::Quarantined),
+            (Value::DmaMapped, "", Counter::DmaMapped),
+        ];
+        all.counters(name, &folder, &counters);
         for file in ["pin_limit", "client_pin_limit"] {
             all.setting(name, &folder, file);
         }
-        let params: &[_] = if driver == mgpu::DRIVER {
+        if driver == mgpu::DRIVER {
             all.number(Value::Reports, name, &folder.join("reports"));
-            all.read(&folder.join("rings"), |all, text| {
-                for (ring, jobs) in debugfs::words(text) {
-                    all.add(Value::Jobs, format!("{name}, {ring}"), jobs.parse().ok()?);
-                }
-                Some(())
-            });
-            &[
-                (Value::Aperture, "", mgpu::PARAM_APERTURE_FREE),
-                (Value::Contexts, ", address spaces", compute::PARAM_VMS),
-                (Value::Contexts, ", tables", compute::PARAM_PAGE_TABLES),
-            ]
+            let counters = [
+                (Value::Jobs, ", copy", Counter::CopyJobs),
+                (Value::Jobs, ", compute", Counter::ComputeJobs),
+                (Value::Aperture, "", Counter::ApertureFree),
+            ];
+            all.counters(name, &folder, &counters);
+            let counters = [
+                (Value::Contexts, ", address spaces", Counter::Vms),
+                (Value::Contexts, ", tables", Counter::PageTables),
+            ];
+            all.counters(name, &folder, &counters);
         } else {
+            let counters = [(Value::Processes, "", Counter::SvmVram)];
+            all.counters(name, &folder, &counters);
             if listed {
                 all.read(&folder.join("spaces"), |all, text| {
                     all.add(Value::Mappings, name, text.lines().count() as u64);
                     Some(())
                 });
             }
-            &[
-                (Value::Processes, "", uapi::PARAM_SVM_VRAM),
-                (Value::DirectIo, "", uapi::PARAM_DIRECT_IO_BUSY),
-            ]
-        };
-        let always = [
-            (Value::Free, "", uapi::PARAM_VRAM_FREE),
-            (Value::Pinned, "", uapi::PARAM_VRAM_PINNED),
-        ];
-        let values = always.iter().chain(params);
-        if render
-            .and_then(|node| getparams(all, name, &node, values))
-            .is_none()
-        {
-            all.add(Value::Unreadable, format!("parameters of {name}"), 1);
         }
         let pinned = all.0.get(&(Value::Pinned, name.to_string()));
         let misplaced = pinned.copied().unwrap_or(0).abs_diff(pinned_there);
         all.add(Value::Misplaced, name, misplaced);
     }
-}
-
-/// Adds parameters, which vvram and mgpu return by the same ioctl.
-fn getparams<'a>(
-    all: &mut Snapshot,
-    name: &str,
-    node: &Path,
-    params: impl Iterator<Item = &'a (Value, &'static str, u32)>,
-) -> Option<()> {
-    let mut options = OpenOptions::new();
-    let options = options.read(true).write(true);
-    let file = options.custom_flags(libc::O_CLOEXEC).open(node).ok()?;
-    for (value, what, param) in params {
-        let mut argument = VvramGetparam {
-            param: *param,
-            ..Default::default()
-        };
-        let request = uapi::VVRAM_GETPARAM;
-        ioctl(file.as_raw_fd(), request, &mut argument, String::new).ok()?;
-        all.add(*value, format!("{name}{what}"), argument.value);
-    }
-    Some(())
 }
 
 #[cfg(test)]
@@ -690,23 +654,14 @@ mod tests {
     fn files_are_parsed() {
         let mut all = Snapshot::default();
         assert!(unrevocable(&mut all, "d", "policy=limit limit=4096 held=12\n").is_some());
-        assert!(jobs(
-            &mut all,
-            "d",
-            "lost: 1\ndone again: 2\nquarantined: 3\nmapped: 4\n"
-        )
-        .is_some());
         assert!(charges(&mut all, "drm/d/vram0 5\ndrm/d/pinned 0\nother/x 7\n").is_some());
         let want = snapshot(&[
             (Value::Held, "d", 12),
             (Value::Settings, "d limit 4096", 1),
-            (Value::Quarantined, "d", 3),
-            (Value::DmaMapped, "d", 4),
             (Value::Charged, "drm/d/vram0", 5),
         ]);
         assert_eq!(all, want);
         assert!(unrevocable(&mut all, "d", "policy=accept\n").is_none());
-        assert!(jobs(&mut all, "d", "lost: 1\n").is_none());
         assert!(charges(&mut all, "drm/d/vram0\n").is_none());
     }
 

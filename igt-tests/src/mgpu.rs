@@ -5,7 +5,7 @@
 use std::fs;
 use std::time::Duration;
 
-use crate::debugfs::DebugFs;
+use crate::debugfs::{Counter, DebugFs};
 use crate::drm::{path_name, reason_name, DmaBuf, Drm, Gem};
 use crate::fixture::{placed, Expect};
 use crate::map::PAGE;
@@ -21,16 +21,6 @@ pub const DRIVER: &str = "mgpu";
 
 /// What windows can have of the aperture, in bytes.
 pub const PARAM_APERTURE_SIZE: u32 = 1;
-/// How much of the aperture no window uses.
-pub const PARAM_APERTURE_FREE: u32 = 7;
-/// Resets of the ring of the copy engine.
-pub const PARAM_RESETS: u32 = 8;
-/// Objects that have lost their content.
-pub const PARAM_LOSSES: u32 = 9;
-/// VRAM that is not allocated before a reset.
-pub const PARAM_QUARANTINED: u32 = 10;
-/// System memory that the engines reach.
-pub const PARAM_DMA_MAPPED: u32 = 11;
 
 /// The size of the part of the aperture that no window uses, in bytes.
 pub const SCRATCH: u64 = 32 * PAGE as u64;
@@ -186,18 +176,13 @@ impl Mgpu {
         let buffer = all.export()?;
         let holder = Peer::open()?;
         holder.attach_and_map(&buffer, mode)?;
-        check_eq!(self.drm.getparam(PARAM_APERTURE_FREE)?, 0, "free aperture");
+        check_eq!(self.drm.counter(Counter::ApertureFree)?, 0, "free aperture");
         Ok((all, buffer, holder))
     }
 
     /// Returns how many moves the CPU has done that the engine had failed to do.
-    #[track_caller]
-    pub fn done_again(&self) -> Result<u64, Stop> {
-        let text = self.debugfs()?.read("jobs")?;
-        let count = text
-            .lines()
-            .find_map(|line| line.strip_prefix("done again: ")?.parse().ok());
-        count.ok_or_else(|| Stop::fail(format_args!("{text:?} does not say so")))
+    pub fn done_again(&self) -> Result<u64, SysError> {
+        self.drm.counter(Counter::DoneAgain)
     }
 
     /// Moves an object to a place, even if it need not move.
@@ -215,12 +200,12 @@ impl Mgpu {
     pub fn await_no_window(&self) -> Outcome {
         let all = self.aperture()?;
         let done = misc::poll(Duration::from_secs(10), || {
-            (self.drm.getparam(PARAM_APERTURE_FREE).ok()? == all).then_some(())
+            (self.drm.counter(Counter::ApertureFree).ok()? == all).then_some(())
         });
         check!(
             done.is_some(),
             "{} of {all} bytes of the aperture are free",
-            self.drm.getparam(PARAM_APERTURE_FREE)?
+            self.drm.counter(Counter::ApertureFree)?
         );
         Ok(())
     }

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
+use crate::debugfs::Counter;
 use crate::drm::{ioctl, Drm};
 use crate::map::{Map, PAGE};
 use crate::pattern::Pattern;
@@ -129,11 +130,11 @@ impl Drm {
 
     /// How much VRAM holds memory of processes, in bytes.
     pub fn svm_vram(&self) -> Result<u64, SysError> {
-        self.getparam(uapi::PARAM_SVM_VRAM)
+        self.counter(Counter::SvmVram)
     }
 
     /// How many pages of processes were moved back so far.
     pub fn svm_moved_back(&self) -> Result<u64, SysError> {
-        self.getparam(uapi::PARAM_SVM_MOVED_BACK)
+        self.counter(Counter::SvmMovedBack)
     }
 }

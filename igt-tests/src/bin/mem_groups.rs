@@ -7,6 +7,7 @@ use std::fs;
 use std::time::Duration;
 
 use vvram_tests::cgroup::{Group, MemoryGroup};
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed, works, Fixture};
 use vvram_tests::map::{Map, PAGE};
@@ -83,11 +84,7 @@ fn killed() -> Outcome {
         })?;
         there.wait("the victim", LIMIT)?;
         check_eq!(drm.vram_free()?, free - 5 * MIB, "free VRAM");
-        check_eq!(
-            drm.getparam(uapi::PARAM_VRAM_PINNED)?,
-            2 * MIB,
-            "pinned VRAM"
-        );
+        check_eq!(drm.counter(Counter::VramPinned)?, 2 * MIB, "pinned VRAM");
         go.done()?;
         let exit = victim.wait(LIMIT);
         check_eq!(exit, Some(Exit::Signal(libc::SIGKILL)), "how it ended");
@@ -96,10 +93,10 @@ fn killed() -> Outcome {
 
         // The object that the peer has pinned outlives the process.
         drm.await_vram_free(free - MIB)?;
-        check_eq!(drm.getparam(uapi::PARAM_VRAM_PINNED)?, MIB, "pinned VRAM");
+        check_eq!(drm.counter(Counter::VramPinned)?, MIB, "pinned VRAM");
         peers[0].detach()?;
         drm.await_vram_free(free)?;
-        check_eq!(drm.getparam(uapi::PARAM_VRAM_PINNED)?, 0, "pinned VRAM");
+        check_eq!(drm.counter(Counter::VramPinned)?, 0, "pinned VRAM");
         let mut word = [0; 8];
         ended(
             "a read of memory that is gone",

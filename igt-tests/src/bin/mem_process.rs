@@ -6,6 +6,7 @@
 use std::fs;
 use std::time::Duration;
 
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{Drm, EITHER};
 use vvram_tests::fixture::{cpu_reads, patterns};
 use vvram_tests::map::{Map, PAGE, PAGE64};
@@ -15,7 +16,7 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::Peer;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::svm::{check_places, filled, holds, places, Place, HUGE};
-use vvram_tests::uapi::{self, CREATE_DIRECT_IO, EDU_PEER_MEMORY_KIND_SYSTEM as SYSTEM};
+use vvram_tests::uapi::{CREATE_DIRECT_IO, EDU_PEER_MEMORY_KIND_SYSTEM as SYSTEM};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
 
 const WORDS: usize = PAGE / 8;
@@ -97,7 +98,7 @@ fn fork_storm() -> Outcome {
     }
     drop(forkers);
     drm.await_vram_free(free)?;
-    check_eq!(drm.getparam(uapi::PARAM_VRAM_PINNED)?, 0, "pinned VRAM");
+    check_eq!(drm.counter(Counter::VramPinned)?, 0, "pinned VRAM");
     Ok(())
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use vvram_tests::clock::{self, Costs};
 use vvram_tests::compute::{Bench, Op, HUGE, RESULTS};
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::EITHER;
 use vvram_tests::figures::{self, Figures};
 use vvram_tests::fixture::{patterns, placed};
@@ -184,7 +185,7 @@ fn moves(gpu: &Mgpu, trace: &Running, name: &str, size: u64, figures: &mut Figur
     while costs.iter().any(|(_, costs)| costs.count() < rounds) {
         check!(moves < AGAIN, "too many interrupts are early");
         moves += 1;
-        let before = gpu.drm.getparam(uapi::PARAM_MOVES)?;
+        let before = gpu.drm.counter(Counter::Moves)?;
         for ((most, costs), (mode, to)) in costs.iter_mut().zip([
             (Mode::Static, uapi::PLACEMENT_SYSTEM),
             (Mode::Dynamic, uapi::PLACEMENT_VRAM),
@@ -205,7 +206,7 @@ fn moves(gpu: &Mgpu, trace: &Running, name: &str, size: u64, figures: &mut Figur
                 }
             }
         }
-        check_eq!(gpu.drm.getparam(uapi::PARAM_MOVES)? - before, 2, "moves");
+        check_eq!(gpu.drm.counter(Counter::Moves)? - before, 2, "moves");
     }
     gpu.inject_into(COPY, Error::Slow, 0)?;
     holds(&object, pattern, "after the moves")?;

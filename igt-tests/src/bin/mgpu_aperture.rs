@@ -6,11 +6,11 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use vvram_tests::compute::{ballast, Vm, LEFT};
-use vvram_tests::debugfs::difference;
+use vvram_tests::debugfs::{difference, Counter};
 use vvram_tests::drm::{path_name, reason_name, Drm, Gem, EITHER};
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, placed, Expect};
 use vvram_tests::map::{Map, PAGE, PAGE64};
-use vvram_tests::mgpu::{holds, take_all, Impatient, Mgpu, PARAM_APERTURE_FREE};
+use vvram_tests::mgpu::{holds, take_all, Impatient, Mgpu};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::Bar;
@@ -138,7 +138,7 @@ fn windows() -> Outcome {
         placed(object, uapi::PLACEMENT_VRAM)?;
     }
     check!(
-        gpu.drm.getparam(PARAM_APERTURE_FREE)? < size,
+        gpu.drm.counter(Counter::ApertureFree)? < size,
         "the aperture was never full"
     );
     // What is in VRAM is seen in the BAR as long as there are windows.
@@ -209,11 +209,11 @@ fn large() -> Outcome {
     // The window of this object stays.
     let small = gpu.drm.create(PAGE64)?;
     small.map()?.fill(a);
-    let free = gpu.drm.getparam(PARAM_APERTURE_FREE)?;
+    let free = gpu.drm.counter(Counter::ApertureFree)?;
     check_eq!(free, aperture - PAGE64, "free aperture");
     let unchanged = |size: u64| -> Outcome {
         check_eq!(
-            gpu.drm.getparam(PARAM_APERTURE_FREE)?,
+            gpu.drm.counter(Counter::ApertureFree)?,
             free,
             "free aperture after an object of {size:#x} bytes"
         );

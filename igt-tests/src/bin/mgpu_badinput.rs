@@ -4,6 +4,7 @@
 
 use vvram_tests::badinput::{check_all, unbinds, Gpu};
 use vvram_tests::compute::{self, Vm, VmBind};
+use vvram_tests::debugfs::Counter;
 use vvram_tests::describe::{Call, File, Thing};
 use vvram_tests::drm::EITHER;
 use vvram_tests::map::PAGE;
@@ -31,7 +32,7 @@ fn gpu() -> Outcome {
     };
     let state = || {
         let mut state = gpu.state(0)?;
-        state.push(drm.getparam(compute::PARAM_VMS)?);
+        state.push(drm.counter(Counter::Vms)?);
         Ok(state)
     };
     let another = |thing| match thing {

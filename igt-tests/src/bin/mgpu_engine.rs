@@ -2,10 +2,11 @@
 
 //! The copy engine of the modelled GPU moves, clears and copies, and every byte is checked.
 
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::EITHER;
 use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::{PAGE, PAGE64};
-use vvram_tests::mgpu::{fragment, holds, take_all, Mgpu, PARAM_DMA_MAPPED, PARAM_RESETS};
+use vvram_tests::mgpu::{fragment, holds, take_all, Mgpu};
 use vvram_tests::misc;
 use vvram_tests::rdma::Model;
 use vvram_tests::uapi::{VvramGemCopy, VvramGemCreate};
@@ -157,8 +158,8 @@ fn evicted() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, _) = patterns();
     let (before, mapped) = (
-        gpu.drm.getparam(uapi::PARAM_MOVES)?,
-        gpu.drm.getparam(PARAM_DMA_MAPPED)?,
+        gpu.drm.counter(Counter::Moves)?,
+        gpu.drm.counter(Counter::DmaMapped)?,
     );
     let sizes = [PAGE64, 3 * PAGE64, MIB, 2 * MIB + PAGE64];
     let objects: Vec<_> = sizes
@@ -175,11 +176,11 @@ fn evicted() -> Outcome {
         holds(object, x.derive(index), "after the eviction")?;
     }
     check!(
-        gpu.drm.getparam(uapi::PARAM_MOVES)? >= before + sizes.len() as u64,
+        gpu.drm.counter(Counter::Moves)? >= before + sizes.len() as u64,
         "nothing was counted as moved"
     );
     check!(
-        gpu.drm.getparam(PARAM_DMA_MAPPED)? >= mapped + sizes.iter().sum::<u64>(),
+        gpu.drm.counter(Counter::DmaMapped)? >= mapped + sizes.iter().sum::<u64>(),
         "what is in system memory is not mapped for the engine"
     );
     drop(taken);
@@ -196,13 +197,13 @@ fn evicted() -> Outcome {
     }
     drop(objects);
     let unmapped = misc::poll(std::time::Duration::from_secs(10), || {
-        (gpu.drm.getparam(PARAM_DMA_MAPPED).ok()? == mapped).then_some(())
+        (gpu.drm.counter(Counter::DmaMapped).ok()? == mapped).then_some(())
     });
     check!(
         unmapped.is_some(),
         "system memory is left mapped for the engine"
     );
-    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, 0, "resets");
+    check_eq!(gpu.drm.counter(Counter::CopyResets)?, 0, "resets");
     gpu.clean()
 }
 

@@ -5,19 +5,13 @@
 
 use std::time::Duration;
 
-use vvram_tests::compute::{
-    ballast, sum, Bench, Op, Vm, HUGE, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS, PARAM_PAGE_TABLES,
-    PARAM_VMS, RESULTS,
-};
-use vvram_tests::debugfs::DebugFs;
+use vvram_tests::compute::{ballast, sum, Bench, Op, Vm, HUGE, LEFT, OPS_MAX, RESULTS};
+use vvram_tests::debugfs::{Counter, DebugFs};
 use vvram_tests::drm::{path_name, reason_name, DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed, Expect};
 use vvram_tests::map::{Map, PAGE, PAGE64};
-use vvram_tests::mgpu::{
-    holds, take_all, Error, Mgpu, COMPUTE, COPY, PARAM_APERTURE_FREE, PARAM_DMA_MAPPED,
-    PARAM_LOSSES, PARAM_RESETS,
-};
+use vvram_tests::mgpu::{holds, take_all, Error, Mgpu, COMPUTE, COPY};
 use vvram_tests::misc::{self, meminfo, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
@@ -42,7 +36,7 @@ fn moved_under_jobs(size: u64, left: u64, rounds: u64) -> Outcome {
     let (x, _) = patterns();
     let words = size / 8;
     let (a, b) = (Bench::new(&gpu)?, Bench::new(&gpu)?);
-    let moves = gpu.drm.getparam(uapi::PARAM_MOVES)?;
+    let moves = gpu.drm.counter(Counter::Moves)?;
     for round in 0..rounds {
         let object = a.vm.create(size, EITHER)?;
         let map = object.map()?;
@@ -94,7 +88,7 @@ fn moved_under_jobs(size: u64, left: u64, rounds: u64) -> Outcome {
         }
     }
     check!(
-        gpu.drm.getparam(uapi::PARAM_MOVES)? >= moves + rounds,
+        gpu.drm.counter(Counter::Moves)? >= moves + rounds,
         "nothing moved"
     );
     drop((a, b));
@@ -468,23 +462,23 @@ fn nothing_lost(gpu: &Mgpu, before: [u64; 3]) -> Outcome {
 
 fn losses(gpu: &Mgpu) -> Result<[u64; 3], SysError> {
     Ok([
-        gpu.drm.getparam(PARAM_RESETS)?,
-        gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
-        gpu.drm.getparam(PARAM_LOSSES)?,
+        gpu.drm.counter(Counter::CopyResets)?,
+        gpu.drm.counter(Counter::ComputeResets)?,
+        gpu.drm.counter(Counter::Losses)?,
     ])
 }
 
 fn turns() -> Outcome {
     let gpu = Mgpu::first()?;
     let _ballast = ballast(&gpu, 2048 * KIB)?;
-    let (moves, before) = (gpu.drm.getparam(uapi::PARAM_MOVES)?, losses(&gpu)?);
+    let (moves, before) = (gpu.drm.counter(Counter::Moves)?, losses(&gpu)?);
     // The mixed load is with more of them.
     let wanted = match misc::soak() {
         1 => 600,
         times => 10_000 * times,
     };
     let mut turns = Turns::small(&gpu)?;
-    while gpu.drm.getparam(uapi::PARAM_MOVES)? < moves + wanted {
+    while gpu.drm.counter(Counter::Moves)? < moves + wanted {
         turns.round_of(wanted)?;
     }
     turns.verify(|object| Ok(object.map()?))?;
@@ -513,7 +507,7 @@ fn turns_all() -> Outcome {
     if 4 * (2 * each - all) > memory << 10 {
         skip!("{memory} kB of memory are too few for {all} bytes of VRAM");
     }
-    let (moves, before) = (gpu.drm.getparam(uapi::PARAM_MOVES)?, losses(&gpu)?);
+    let (moves, before) = (gpu.drm.counter(Counter::Moves)?, losses(&gpu)?);
     let wanted = 40 * misc::soak();
     let (x, _) = patterns();
     let words = LARGE / 8 + 2 * (each / LARGE) * STEP;
@@ -530,7 +524,7 @@ fn turns_all() -> Outcome {
         let sum = sums[(first + last(LARGE)) as usize] - sums[first as usize];
         Ok((Content { pattern: x, first }, sum))
     })?;
-    while gpu.drm.getparam(uapi::PARAM_MOVES)? < moves + wanted {
+    while gpu.drm.counter(Counter::Moves)? < moves + wanted {
         turns.round_of(wanted)?;
         // The last job was one of the second address space.
         let [others, own] = &turns.parts;
@@ -697,7 +691,7 @@ fn filled(map: &Map, word: u32) -> Outcome {
 fn mixed() -> Outcome {
     let gpu = Mgpu::first()?;
     let _ballast = ballast(&gpu, 2048 * KIB)?;
-    let (moves, before) = (gpu.drm.getparam(uapi::PARAM_MOVES)?, losses(&gpu)?);
+    let (moves, before) = (gpu.drm.counter(Counter::Moves)?, losses(&gpu)?);
     // A move of a device behind an IOMMU takes all steps.
     let wanted = match misc::soak() {
         1 if !gpu.pci.translated() => 50,
@@ -719,7 +713,7 @@ fn mixed() -> Outcome {
         Child::spawn(|| two.of_vvram())?,
     ];
     let mut is_ready = [false; 2];
-    while is_ready != [true; 2] || gpu.drm.getparam(uapi::PARAM_MOVES)? < moves + wanted {
+    while is_ready != [true; 2] || gpu.drm.counter(Counter::Moves)? < moves + wanted {
         turns.round_of(100 * wanted)?;
         for ((is_ready, ready), child) in is_ready.iter_mut().zip(&ready).zip(&mut children) {
             *is_ready |= ready.is_done()?;
@@ -870,7 +864,7 @@ fn stays() -> Outcome {
 fn storm() -> Outcome {
     let gpu = Mgpu::first()?;
     let _ballast = ballast(&gpu, 1024 * KIB)?;
-    let moves = gpu.drm.getparam(uapi::PARAM_MOVES)?;
+    let moves = gpu.drm.counter(Counter::Moves)?;
     let piece = 32 * KIB;
     let count = gpu.drm.vram_free()? * 5 / 8 / piece;
     let mut storm = Storm::new(LIMIT, &[Action::new("job", &[], 36)])?;
@@ -906,7 +900,7 @@ fn storm() -> Outcome {
         })?;
     }
     storm.end()?;
-    let moves = gpu.drm.getparam(uapi::PARAM_MOVES)? - moves;
+    let moves = gpu.drm.counter(Counter::Moves)? - moves;
     check!(moves > 3, "{moves} moves are too few");
     gpu.clean()
 }
@@ -1022,11 +1016,11 @@ fn import_vvram() -> Outcome {
 fn resources(gpu: &Mgpu, exporter: &Mgpu) -> Result<[u64; 6], SysError> {
     Ok([
         gpu.drm.vram_free()?,
-        gpu.drm.getparam(PARAM_VMS)?,
-        gpu.drm.getparam(PARAM_PAGE_TABLES)?,
-        gpu.drm.getparam(PARAM_DMA_MAPPED)?,
+        gpu.drm.counter(Counter::Vms)?,
+        gpu.drm.counter(Counter::PageTables)?,
+        gpu.drm.counter(Counter::DmaMapped)?,
         exporter.drm.vram_free()?,
-        exporter.drm.getparam(PARAM_APERTURE_FREE)?,
+        exporter.drm.counter(Counter::ApertureFree)?,
     ])
 }
 

@@ -5,15 +5,15 @@
 use std::time::{Duration, Instant};
 
 use vvram_tests::compute::{
-    ballast, sum, Bench, Exec, Op, VmFailures, HUGE, JOBS_MAX, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS,
-    PARAM_VMS, RESULTS,
+    ballast, sum, Bench, Exec, Op, VmFailures, HUGE, JOBS_MAX, LEFT, OPS_MAX, RESULTS,
 };
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{peer_flush, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fence::{SyncObj, Timeline};
 use vvram_tests::fixture::{patterns, peer_writes};
 use vvram_tests::map::PAGE64;
-use vvram_tests::mgpu::{holds, take_all, Error, Impatient, Mgpu, COMPUTE, COPY, PARAM_RESETS};
+use vvram_tests::mgpu::{holds, take_all, Error, Impatient, Mgpu, COMPUTE, COPY};
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
@@ -474,8 +474,8 @@ fn fails(error: Option<Error>, errno: i32) -> Outcome {
     let gpu = Mgpu::first()?;
     let (one, other) = (Bench::new(&gpu)?, Bench::new(&gpu)?);
     let (resets, copies) = (
-        gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
-        gpu.drm.getparam(PARAM_RESETS)?,
+        gpu.drm.counter(Counter::ComputeResets)?,
+        gpu.drm.counter(Counter::CopyResets)?,
     );
     one.results.set(0);
     other.results.set(0);
@@ -511,12 +511,12 @@ fn fails(error: Option<Error>, errno: i32) -> Outcome {
     }
     check_eq!(one.results.read(10), 3, "what was done behind it");
     check_eq!(
-        gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+        gpu.drm.counter(Counter::ComputeResets)?,
         resets + 1,
         "resets of the compute engine"
     );
     check_eq!(
-        gpu.drm.getparam(PARAM_RESETS)?,
+        gpu.drm.counter(Counter::CopyResets)?,
         copies,
         "of the copy engine"
     );
@@ -605,8 +605,8 @@ fn both_hang() -> Outcome {
     check_eq!(bench.sum(HUGE, SIZE)?, sum(x, 0, WORDS), "after all");
     check_eq!(
         (
-            gpu.drm.getparam(PARAM_RESETS)?,
-            gpu.drm.getparam(PARAM_COMPUTE_RESETS)?
+            gpu.drm.counter(Counter::CopyResets)?,
+            gpu.drm.counter(Counter::ComputeResets)?
         ),
         (1, 1),
         "resets"
@@ -619,7 +619,7 @@ fn both_hang() -> Outcome {
 fn given_up() -> Outcome {
     let gpu = Mgpu::first()?;
     let _ballast = ballast(&gpu, LEFT)?;
-    let vms = gpu.drm.getparam(PARAM_VMS)?;
+    let vms = gpu.drm.counter(Counter::Vms)?;
     for round in 0..6 {
         gpu.inject_into(COMPUTE, Error::Slow, 20)?;
         let bench = Bench::new(&gpu)?;
@@ -660,7 +660,7 @@ fn given_up() -> Outcome {
     steps.wait("the job", LIMIT)?;
     child.kill()?;
     let done = misc::poll(LIMIT, || {
-        (gpu.drm.getparam(PARAM_VMS).ok()? == vms).then_some(())
+        (gpu.drm.counter(Counter::Vms).ok()? == vms).then_some(())
     });
     check!(done.is_some(), "an address space is left");
     gpu.clean()

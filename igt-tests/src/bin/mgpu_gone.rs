@@ -7,17 +7,13 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vvram_tests::compute::{
-    ballast, sum, Bench, Op, Vm, HUGE, PARAM_PAGE_TABLES, PARAM_VMS, RESULTS,
-};
+use vvram_tests::compute::{ballast, sum, Bench, Op, Vm, HUGE, RESULTS};
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{DmaBuf, Gem, EITHER};
 use vvram_tests::failure::{is_taken_away, Events};
 use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{
-    holds, reached, replug, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER, PARAM_APERTURE_FREE,
-    PARAM_LOSSES,
-};
+use vvram_tests::mgpu::{holds, reached, replug, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
@@ -389,7 +385,7 @@ fn removed_in_eviction() -> Outcome {
         }
         let system = gpu.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
         system.map()?.fill(x);
-        let (again, losses) = (gpu.done_again()?, gpu.drm.getparam(PARAM_LOSSES)?);
+        let (again, losses) = (gpu.done_again()?, gpu.drm.counter(Counter::Losses)?);
         // The moves take longer than the test, and less than the timeout.
         gpu.inject(Error::Slow, 4000)?;
         let new: Vec<_> = (0..COUNT)
@@ -405,7 +401,7 @@ fn removed_in_eviction() -> Outcome {
             placed(object, uapi::PLACEMENT_SYSTEM)?;
             is_taken_away(&object.map()?)?;
         }
-        let lost = gpu.drm.getparam(PARAM_LOSSES)? - losses;
+        let lost = gpu.drm.counter(Counter::Losses)? - losses;
         // So are the other ones in VRAM, and maybe the target of the copies.
         let all = 2 * COUNT + 2 + ballast.len() as u64;
         check!((all..=all + 1).contains(&lost), "{lost} objects are lost");
@@ -557,13 +553,13 @@ fn killed() -> Outcome {
         holds(&kept, x, "an object of another process")?;
         placed(&shared, uapi::PLACEMENT_VRAM)?;
         let mut state = [0; 4];
-        for (value, param) in state.iter_mut().zip([
-            uapi::PARAM_VRAM_FREE,
-            PARAM_APERTURE_FREE,
-            PARAM_VMS,
-            PARAM_PAGE_TABLES,
+        for (value, counter) in state.iter_mut().zip([
+            Counter::VramFree,
+            Counter::ApertureFree,
+            Counter::Vms,
+            Counter::PageTables,
         ]) {
-            *value = gpu.drm.getparam(param)?;
+            *value = gpu.drm.counter(counter)?;
         }
         Ok(state)
     };

@@ -2,13 +2,12 @@
 
 //! Pairs of calls on one handle or VM of a modelled GPU at the same time.
 
-use vvram_tests::compute::{
-    Op, Vm, VmBind, VmDestroy, BIND_MAP, BIND_UNMAP, HUGE, PARAM_PAGE_TABLES, PARAM_VMS, RESULTS,
-};
+use vvram_tests::compute::{Op, Vm, VmBind, VmDestroy, BIND_MAP, BIND_UNMAP, HUGE, RESULTS};
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fence::SyncObj;
 use vvram_tests::map::{Map, PAGE64};
-use vvram_tests::mgpu::{Mgpu, PARAM_DMA_MAPPED};
+use vvram_tests::mgpu::Mgpu;
 use vvram_tests::misc;
 use vvram_tests::pairs::{self, balanced, race, Errors, CALLERS};
 use vvram_tests::signals::open_files;
@@ -28,14 +27,14 @@ const UNKNOWN: Errors = Errors {
 /// free VMs, page tables, and open files.
 fn account(drm: &Drm) -> Result<([u64; 5], usize), Stop> {
     let mut numbers = [0; 5];
-    for (number, param) in numbers.iter_mut().zip([
-        uapi::PARAM_VRAM_FREE,
-        uapi::PARAM_VRAM_PINNED,
-        PARAM_DMA_MAPPED,
-        PARAM_VMS,
-        PARAM_PAGE_TABLES,
+    for (number, counter) in numbers.iter_mut().zip([
+        Counter::VramFree,
+        Counter::VramPinned,
+        Counter::DmaMapped,
+        Counter::Vms,
+        Counter::PageTables,
     ]) {
-        *number = drm.getparam(param)?;
+        *number = drm.counter(counter)?;
     }
     Ok((numbers, open_files().len()))
 }

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use vvram_tests::compute::{ballast, sum, Bench, Op, HUGE, LEFT, RESULTS};
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::EITHER;
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed};
@@ -180,7 +181,7 @@ fn storm() -> Outcome {
         storm.done("fill", 1);
         Ok(())
     })?;
-    let moves = a.drm.getparam(uapi::PARAM_MOVES)?;
+    let moves = a.drm.counter(Counter::Moves)?;
     let (x, y) = patterns();
     let object = a.drm.create_flags(SIZE, EITHER)?;
     let (files, id) = (a.debugfs()?, object.info()?.id);
@@ -202,10 +203,7 @@ fn storm() -> Outcome {
         check_ok!(map.verify(y.derive(round)), "written in round {round}");
     }
     storm.end()?;
-    check!(
-        a.drm.getparam(uapi::PARAM_MOVES)? > moves,
-        "nothing has moved"
-    );
+    check!(a.drm.counter(Counter::Moves)? > moves, "nothing has moved");
     a.clean()?;
     b.clean()
 }

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use vvram_tests::cgroup::MemoryGroup;
-use vvram_tests::compute::{ballast, Bench, Op, HUGE, PARAM_VMS, RESULTS};
+use vvram_tests::compute::{ballast, Bench, Op, HUGE, RESULTS};
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{cpu_reads, patterns, placed};
@@ -45,11 +46,11 @@ fn one_floods() -> Outcome {
 /// The same on the ring of the compute engine.
 fn one_floods_exec() -> Outcome {
     let gpu = Mgpu::first()?;
-    let vms = gpu.drm.getparam(PARAM_VMS)?;
+    let vms = gpu.drm.counter(Counter::Vms)?;
     flood(|| Client::of_compute(Mgpu::first()?), 10, BETWEEN)?;
     // The last jobs keep their address spaces until they are freed.
     let freed = misc::poll(LIMIT, || {
-        (gpu.drm.getparam(PARAM_VMS).ok()? == vms).then_some(())
+        (gpu.drm.counter(Counter::Vms).ok()? == vms).then_some(())
     });
     check!(freed.is_some(), "an address space is left");
     gpu.clean()

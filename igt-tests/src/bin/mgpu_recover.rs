@@ -4,16 +4,13 @@
 
 use std::time::{Duration, Instant};
 
-use vvram_tests::compute::{
-    ballast, Bench, Op, HUGE, PARAM_COMPUTE_RESETS, PARAM_COPY_HANGS, PARAM_JOB_HANGS, RESULTS,
-};
+use vvram_tests::compute::{ballast, Bench, Op, HUGE, PARAM_COPY_HANGS, PARAM_JOB_HANGS, RESULTS};
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::failure::Events;
 use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::map::PAGE64;
-use vvram_tests::mgpu::{
-    holds, Error, Impatient, Mgpu, COMPUTE, PARAM_APERTURE_FREE, PARAM_LOSSES, PARAM_RESETS,
-};
+use vvram_tests::mgpu::{holds, Error, Impatient, Mgpu, COMPUTE};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::KernelLog;
@@ -44,8 +41,8 @@ fn fails(error: Error, errno: i32) -> Outcome {
         object.map()?.fill(y);
     }
     let (resets, losses) = (
-        gpu.drm.getparam(PARAM_RESETS)?,
-        gpu.drm.getparam(PARAM_LOSSES)?,
+        gpu.drm.counter(Counter::CopyResets)?,
+        gpu.drm.counter(Counter::Losses)?,
     );
     gpu.inject(error, 0)?;
     let copies: Vec<_> = to
@@ -64,9 +61,9 @@ fn fails(error: Error, errno: i32) -> Outcome {
     for object in &to[1..] {
         holds(object, x, "behind the copy that failed")?;
     }
-    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
+    check_eq!(gpu.drm.counter(Counter::CopyResets)?, resets + 1, "resets");
     check_eq!(
-        gpu.drm.getparam(PARAM_LOSSES)?,
+        gpu.drm.counter(Counter::Losses)?,
         losses,
         "objects that are lost"
     );
@@ -104,8 +101,8 @@ fn moved(gpu: &Mgpu, error: Error, pages: u64) -> Outcome {
     let (x, y) = patterns();
     let (again, losses, resets) = (
         gpu.done_again()?,
-        gpu.drm.getparam(PARAM_LOSSES)?,
-        gpu.drm.getparam(PARAM_RESETS)?,
+        gpu.drm.counter(Counter::Losses)?,
+        gpu.drm.counter(Counter::CopyResets)?,
     );
     let mut log = KernelLog::open()?;
     let size = pages * PAGE64;
@@ -130,9 +127,9 @@ fn moved(gpu: &Mgpu, error: Error, pages: u64) -> Outcome {
         }
     }
     placed(&object, uapi::PLACEMENT_VRAM)?;
-    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 5, "resets");
+    check_eq!(gpu.drm.counter(Counter::CopyResets)?, resets + 5, "resets");
     check_eq!(
-        gpu.drm.getparam(PARAM_LOSSES)?,
+        gpu.drm.counter(Counter::Losses)?,
         losses,
         "objects that are lost"
     );
@@ -176,7 +173,7 @@ fn full() -> Outcome {
         reads(&gpu, &object, Some(x))?;
         check_eq!(gpu.done_again()?, again + round, "moves by the CPU");
     }
-    check_eq!(gpu.drm.getparam(PARAM_APERTURE_FREE)?, 0, "free aperture");
+    check_eq!(gpu.drm.counter(Counter::ApertureFree)?, 0, "free aperture");
     gpu.clean()
 }
 
@@ -226,7 +223,11 @@ fn behind() -> Outcome {
         check_eq!(gpu.done_again()?, again + 1, "moves by the CPU");
         gpu.drm.await_vram_free(size)?;
     }
-    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
+    check_eq!(
+        gpu.drm.counter(Counter::Losses)?,
+        0,
+        "objects that are lost"
+    );
     gpu.clean()
 }
 
@@ -240,8 +241,8 @@ fn interrupts() -> Outcome {
     let bench = Bench::new(&gpu)?;
     let resets = || -> Result<_, SysError> {
         Ok([
-            gpu.drm.getparam(PARAM_RESETS)?,
-            gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+            gpu.drm.counter(Counter::CopyResets)?,
+            gpu.drm.counter(Counter::ComputeResets)?,
         ])
     };
     let before = resets()?;
@@ -339,7 +340,7 @@ fn slow() -> Outcome {
     let _impatient = Impatient::less()?;
     let gpu = Mgpu::first()?;
     let bench = Bench::new(&gpu)?;
-    let resets = gpu.drm.getparam(PARAM_COMPUTE_RESETS)?;
+    let resets = gpu.drm.counter(Counter::ComputeResets)?;
     let ops: Vec<_> = (0..ENTRIES)
         .map(|word| Op::add(RESULTS + 8 * word, word + 1))
         .collect();
@@ -350,7 +351,7 @@ fn slow() -> Outcome {
     for word in 0..ENTRIES {
         check_eq!(bench.results.read(word as usize), word + 1, "word {word}");
     }
-    check_eq!(gpu.drm.getparam(PARAM_COMPUTE_RESETS)?, resets, "resets");
+    check_eq!(gpu.drm.counter(Counter::ComputeResets)?, resets, "resets");
     gpu.clean()
 }
 
@@ -385,7 +386,7 @@ fn limited() -> Outcome {
         "{count} events of {FAULTS} resets of a ring"
     );
     check_eq!(
-        gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+        gpu.drm.counter(Counter::ComputeResets)?,
         FAULTS as u64,
         "resets"
     );
@@ -400,7 +401,7 @@ fn twice() -> Outcome {
     }
     let gpu = Mgpu::first()?;
     check!(
-        gpu.drm.getparam(PARAM_RESETS)? == 2,
+        gpu.drm.counter(Counter::CopyResets)? == 2,
         "resets of this driver"
     );
     gpu.clean()
@@ -437,7 +438,7 @@ fn copies_behind() -> Outcome {
     let _impatient = Impatient::new()?;
     let clients = [Mgpu::first()?, Mgpu::first()?];
     let (x, y) = patterns();
-    let resets = clients[0].drm.getparam(PARAM_RESETS)?;
+    let resets = clients[0].drm.counter(Counter::CopyResets)?;
     let sets = clients
         .iter()
         .zip(0..)
@@ -476,7 +477,7 @@ fn copies_behind() -> Outcome {
         next.finish()?;
         check_eq!(next.status()?, 1, "the next copy of client {client}");
         holds(&sets[client].1[BEHIND], pattern, "of the next copy")?;
-        check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
+        check_eq!(gpu.drm.counter(Counter::CopyResets)?, resets + 1, "resets");
         gpu.clean()?;
     }
     Ok(())
@@ -486,7 +487,7 @@ fn copies_behind() -> Outcome {
 fn jobs_behind() -> Outcome {
     let _impatient = Impatient::new()?;
     let clients = [Mgpu::first()?, Mgpu::first()?];
-    let resets = clients[0].drm.getparam(PARAM_COMPUTE_RESETS)?;
+    let resets = clients[0].drm.counter(Counter::ComputeResets)?;
     let benches = [Bench::new(&clients[0])?, Bench::new(&clients[1])?];
     for (bench, client) in benches.iter().zip(0..) {
         bench.results.set(0);
@@ -521,7 +522,7 @@ fn jobs_behind() -> Outcome {
             );
         }
         check_eq!(
-            gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+            gpu.drm.counter(Counter::ComputeResets)?,
             resets + 1,
             "resets"
         );

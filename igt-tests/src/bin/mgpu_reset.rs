@@ -5,18 +5,14 @@
 
 use std::time::{Duration, Instant};
 
-use vvram_tests::compute::{
-    ballast, sum, Bench, Op, Vm, HUGE, PARAM_COMPUTE_RESETS, PARAM_COPY_HANGS, PARAM_PAGE_TABLES,
-    PARAM_VMS, RESULTS,
-};
+use vvram_tests::compute::{ballast, sum, Bench, Op, Vm, HUGE, PARAM_COPY_HANGS, RESULTS};
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::failure::{is_taken_away, no_dump, says, take_dump, Events};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed, Expect};
 use vvram_tests::map::PAGE64;
-use vvram_tests::mgpu::{
-    holds, take_all, Error, Impatient, Mgpu, COMPUTE, PARAM_LOSSES, PARAM_QUARANTINED, PARAM_RESETS,
-};
+use vvram_tests::mgpu::{holds, take_all, Error, Impatient, Mgpu, COMPUTE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
@@ -155,13 +151,13 @@ fn stuck() -> Outcome {
     let (x, _) = patterns();
     let (from, to) = pair(&gpu, x)?;
     let map = from.map()?;
-    let resets = gpu.drm.getparam(PARAM_RESETS)?;
+    let resets = gpu.drm.counter(Counter::CopyResets)?;
     gpu.inject(Error::Slow, 60_000)?;
     let queued: Vec<_> = (0..100)
         .map(|_| gpu.drm.copy((&from, 0), (&to, 0), SIZE))
         .collect::<Result<_, _>>()?;
     let ends = ends(&queued)?;
-    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 3, "resets");
+    check_eq!(gpu.drm.counter(Counter::CopyResets)?, resets + 3, "resets");
     check_eq!(ends[..2], [-libc::ETIMEDOUT; 2], "the first jobs");
     let lost = ends.iter().filter(|end| **end == -libc::EIO).count();
     check!(
@@ -173,7 +169,11 @@ fn stuck() -> Outcome {
         100 - 2 - lost,
         "jobs that were done"
     );
-    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
+    check_eq!(
+        gpu.drm.counter(Counter::Losses)?,
+        0,
+        "objects that are lost"
+    );
     // Through the windows from before the reset.
     check_ok!(map.verify(x), "in the window");
     holds(&to, x, "what was copied")?;
@@ -190,7 +190,7 @@ fn whole() -> Outcome {
     let kept = gpu.drm.create(SIZE)?;
     let map = kept.map()?;
     map.fill(x);
-    let resets = gpu.drm.getparam(PARAM_RESETS)?;
+    let resets = gpu.drm.counter(Counter::CopyResets)?;
     let events = Events::listen()?;
     // This job leaves memory that is not cleared: it fails, and the CPU sees no VRAM to do it.
     let mut log = KernelLog::open()?;
@@ -208,7 +208,7 @@ fn whole() -> Outcome {
         "what is lost was copied"
     );
     // The target of the copy is lost as well, if the copy was queued.
-    let losses = gpu.drm.getparam(PARAM_LOSSES)?;
+    let losses = gpu.drm.counter(Counter::Losses)?;
     check!((1..=2).contains(&losses), "{losses} objects are lost");
     let told = format!("object {} has lost its content", lost.info()?.id);
     check!(
@@ -218,7 +218,7 @@ fn whole() -> Outcome {
     let free = gpu.drm.vram_free()?;
     drop(lost);
     let kept_away = misc::poll(LIMIT, || {
-        (gpu.drm.getparam(PARAM_QUARANTINED).ok()? == SIZE).then_some(())
+        (gpu.drm.counter(Counter::Quarantined).ok()? == SIZE).then_some(())
     });
     check!(
         kept_away.is_some(),
@@ -231,8 +231,8 @@ fn whole() -> Outcome {
     let copy = gpu.drm.copy((&kept, 0), (&to, 0), SIZE)?;
     check_eq!(ends(&[copy])?, [-libc::EIO], "a copy that faulted");
     check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
-    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 2, "resets");
-    check_eq!(gpu.drm.getparam(PARAM_QUARANTINED)?, 0, "in quarantine");
+    check_eq!(gpu.drm.counter(Counter::CopyResets)?, resets + 2, "resets");
+    check_eq!(gpu.drm.counter(Counter::Quarantined)?, 0, "in quarantine");
     check_ok!(map.verify(x), "in the window");
     // All memory that is allocated now is cleared.
     drop(take_all(&gpu)?);
@@ -248,7 +248,11 @@ fn whole() -> Outcome {
         "a copy after the reset has failed"
     );
     gpu.inject(Error::Slow, 0)?;
-    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 2, "resets in all");
+    check_eq!(
+        gpu.drm.counter(Counter::CopyResets)?,
+        resets + 2,
+        "resets in all"
+    );
     gpu.clean()
 }
 
@@ -262,7 +266,7 @@ fn function() -> Outcome {
     map.fill(y);
     let buffer = shared.export()?;
     let peer = mapped_by_peer(&buffer, y, &[0, 15])?;
-    let resets = gpu.drm.getparam(PARAM_RESETS)?;
+    let resets = gpu.drm.counter(Counter::CopyResets)?;
     gpu.inject(Error::Slow, 50)?;
     let queued: Vec<_> = (0..30)
         .map(|_| gpu.drm.copy((&from, 0), (&to, 0), SIZE))
@@ -279,8 +283,12 @@ fn function() -> Outcome {
         30 - lost,
         "jobs that were done"
     );
-    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
-    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
+    check_eq!(gpu.drm.counter(Counter::CopyResets)?, resets + 1, "resets");
+    check_eq!(
+        gpu.drm.counter(Counter::Losses)?,
+        0,
+        "objects that are lost"
+    );
     // The windows are where they were.
     check_ok!(map.verify(y), "in the window");
     check_eq!(peer.status()?.invalidations, 0, "invalidations of the peer");
@@ -314,7 +322,11 @@ fn not_cleared() -> Outcome {
     // Those of the window, through which the CPU would clear the object.
     gpu.inject(Error::NoInvalidate, 2)?;
     check_eq!(ends(&[queued])?, [-libc::EIO], "a job that has waited");
-    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 1, "objects that are lost");
+    check_eq!(
+        gpu.drm.counter(Counter::Losses)?,
+        1,
+        "objects that are lost"
+    );
     gpu.pci.reset()?;
     expect_errno(
         "a job after the reset",
@@ -331,8 +343,12 @@ fn not_cleared() -> Outcome {
     bench.vm.done(&[Op::add(RESULTS, 2)])?;
     check_eq!(bench.results.read(0), 1, "the result of the next job");
     drop((object, ballast));
-    check_eq!(gpu.drm.getparam(PARAM_QUARANTINED)?, 0, "in quarantine");
-    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 1, "objects that are lost");
+    check_eq!(gpu.drm.counter(Counter::Quarantined)?, 0, "in quarantine");
+    check_eq!(
+        gpu.drm.counter(Counter::Losses)?,
+        1,
+        "objects that are lost"
+    );
     drop(bench);
     gpu.clean()
 }
@@ -395,7 +411,11 @@ fn peers() -> Outcome {
         holds(&written, y, "what has come back")?;
     }
     other.inject(Error::Slow, 0)?;
-    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
+    check_eq!(
+        gpu.drm.counter(Counter::Losses)?,
+        0,
+        "objects that are lost"
+    );
     other.clean()?;
     gpu.clean()
 }
@@ -459,8 +479,8 @@ fn whole_peers() -> Outcome {
     };
     let before = reached()?;
     let (resets, losses) = (
-        gpu.drm.getparam(PARAM_RESETS)?,
-        gpu.drm.getparam(PARAM_LOSSES)?,
+        gpu.drm.counter(Counter::CopyResets)?,
+        gpu.drm.counter(Counter::Losses)?,
     );
     let mut storm = Storm::new(LIMIT, &[Action::new("batch", &[], 4)])?;
     let mut round = 0;
@@ -480,7 +500,7 @@ fn whole_peers() -> Outcome {
     let failed = ends(&queued)?;
     storm.go_on(2)?;
     storm.end()?;
-    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 3, "resets");
+    check_eq!(gpu.drm.counter(Counter::CopyResets)?, resets + 3, "resets");
     check!(
         failed.contains(&-libc::EIO),
         "no job has ended with the reset of the device: {failed:?}"
@@ -488,7 +508,7 @@ fn whole_peers() -> Outcome {
     check_eq!(reached()?, before, "invalidations after the reset");
     batch(0)?;
     holds(&from, y, "an object of the jobs")?;
-    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, losses, "lost objects");
+    check_eq!(gpu.drm.counter(Counter::Losses)?, losses, "lost objects");
     copies(&gpu)?;
     other.clean()?;
     gpu.clean()
@@ -541,7 +561,11 @@ fn stores() -> Outcome {
         placed(object, uapi::PLACEMENT_VRAM)?;
     }
     peer.unmap()?;
-    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
+    check_eq!(
+        gpu.drm.counter(Counter::Losses)?,
+        0,
+        "objects that are lost"
+    );
     gpu.clean()
 }
 
@@ -557,7 +581,7 @@ fn stale() -> Outcome {
     map.fill(x);
     bench.vm.bind(&object, HUGE)?;
     check_eq!(bench.sum(HUGE, SIZE)?, sum(x, 0, SIZE / 8), "the first sum");
-    let mut resets = gpu.drm.getparam(PARAM_RESETS)?;
+    let mut resets = gpu.drm.counter(Counter::CopyResets)?;
     let events = Events::listen()?;
 
     // The driver sends an invalidation twice. This one is of page tables.
@@ -569,7 +593,7 @@ fn stale() -> Outcome {
         sum(x, 0, SIZE / 8),
         "the sum after a reset"
     );
-    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
+    check_eq!(gpu.drm.counter(Counter::CopyResets)?, resets + 1, "resets");
     check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
     check_ok!(map.verify(x), "in the window");
 
@@ -592,7 +616,7 @@ fn stale() -> Outcome {
         drop(theirs);
         log.await_line("an invalidation failed", LIMIT)?;
     }
-    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
+    check_eq!(gpu.drm.counter(Counter::CopyResets)?, resets + 1, "resets");
     timeline.step()?;
     check_eq!(ends(&queued)?, [1; 3], "what came of the jobs behind it");
     for word in 0..3 {
@@ -600,7 +624,7 @@ fn stale() -> Outcome {
         check_eq!(is, sum(x, 0, SIZE / 8), "sum {word} behind it");
     }
     resets += 1;
-    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
+    check_eq!(gpu.drm.counter(Counter::CopyResets)?, resets + 1, "resets");
     check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
 
     // This one is of a window.
@@ -609,7 +633,7 @@ fn stale() -> Outcome {
     gpu.inject(Error::NoInvalidate, 2)?;
     next.fill(y);
     holds(&other, y, "through the window")?;
-    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 2, "resets");
+    check_eq!(gpu.drm.counter(Counter::CopyResets)?, resets + 2, "resets");
     check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
     check_eq!(
         bench.sum(2 * HUGE, SIZE)?,
@@ -627,7 +651,7 @@ fn stale() -> Outcome {
         sum(x, 0, SIZE / 8),
         "the sum after the third reset"
     );
-    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 3, "resets");
+    check_eq!(gpu.drm.counter(Counter::CopyResets)?, resets + 3, "resets");
     for page in 0..(SIZE / PAGE64) as usize {
         check_eq!(
             bar.word(shown.offset(page)),
@@ -636,7 +660,11 @@ fn stale() -> Outcome {
         );
     }
     check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
-    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
+    check_eq!(
+        gpu.drm.counter(Counter::Losses)?,
+        0,
+        "objects that are lost"
+    );
     drop(bench);
     gpu.clean()
 }
@@ -649,7 +677,7 @@ fn lifeless() -> Outcome {
         let gpu = Mgpu::first()?;
         let (x, _) = patterns();
         let (from, to) = pair(&gpu, x)?;
-        let resets = gpu.drm.getparam(PARAM_RESETS)?;
+        let resets = gpu.drm.counter(Counter::CopyResets)?;
         let events = Events::listen()?;
         gpu.inject(Error::Lifeless, 0)?;
         // A hang costs one job, and a reset of the device those that are in the ring.
@@ -670,7 +698,7 @@ fn lifeless() -> Outcome {
         }
         // Two of the ring before each of the device, and the third one of the device is not done.
         check_eq!(
-            gpu.drm.getparam(PARAM_RESETS)?,
+            gpu.drm.counter(Counter::CopyResets)?,
             resets + 8,
             "resets of the ring"
         );
@@ -697,7 +725,7 @@ fn lifeless_compute() -> Outcome {
         let (x, _) = patterns();
         let (from, to) = pair(&gpu, x)?;
         let bench = Bench::new(&gpu)?;
-        let resets = gpu.drm.getparam(PARAM_COMPUTE_RESETS)?;
+        let resets = gpu.drm.counter(Counter::ComputeResets)?;
         let events = Events::listen()?;
         gpu.inject_into(COMPUTE, Error::Lifeless, 0)?;
         let jobs = (0..40)
@@ -715,7 +743,7 @@ fn lifeless_compute() -> Outcome {
         check_eq!(ends(&jobs)?[39], -libc::EIO, "the last job");
         while events.wedged(&gpu.pci)? != "rebind" {}
         check_eq!(
-            gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+            gpu.drm.counter(Counter::ComputeResets)?,
             resets + 8,
             "resets of the ring"
         );
@@ -739,7 +767,7 @@ fn moves() -> Outcome {
         object.map()?.fill(x.derive(index));
         placed(object, uapi::PLACEMENT_VRAM)?;
     }
-    let (again, losses) = (gpu.done_again()?, gpu.drm.getparam(PARAM_LOSSES)?);
+    let (again, losses) = (gpu.done_again()?, gpu.drm.counter(Counter::Losses)?);
     gpu.inject(Error::Slow, 20)?;
     let new: Vec<_> = (0..COUNT)
         .map(|_| gpu.drm.create(SIZE))
@@ -757,7 +785,7 @@ fn moves() -> Outcome {
         "no two moves were in the ring"
     );
     check_eq!(
-        gpu.drm.getparam(PARAM_LOSSES)?,
+        gpu.drm.counter(Counter::Losses)?,
         losses,
         "objects that are lost"
     );
@@ -830,8 +858,8 @@ impl<'a> Space<'a> {
 /// Returns how many address spaces and page tables there are.
 fn spaces_and_tables(gpu: &Mgpu) -> Result<(u64, u64), Stop> {
     Ok((
-        gpu.drm.getparam(PARAM_VMS)?,
-        gpu.drm.getparam(PARAM_PAGE_TABLES)?,
+        gpu.drm.counter(Counter::Vms)?,
+        gpu.drm.counter(Counter::PageTables)?,
     ))
 }
 
@@ -854,7 +882,7 @@ fn vms() -> Outcome {
     let _impatient = Impatient::new()?;
     let gpu = Mgpu::first()?;
     let before = spaces_and_tables(&gpu)?;
-    let losses = gpu.drm.getparam(PARAM_LOSSES)?;
+    let losses = gpu.drm.counter(Counter::Losses)?;
     let (x, y) = patterns();
     let shared = gpu.drm.create_flags(BYTES, EITHER)?;
     shared.map()?.fill(y);
@@ -866,7 +894,7 @@ fn vms() -> Outcome {
         for space in &spaces {
             space.works(y, round)?;
         }
-        let resets = gpu.drm.getparam(PARAM_COMPUTE_RESETS)?;
+        let resets = gpu.drm.counter(Counter::ComputeResets)?;
         let vm = &spaces[0].bench.vm;
         if round % 2 == 0 {
             gpu.inject_into(COMPUTE, Error::NoRingReset, 0)?;
@@ -890,7 +918,7 @@ fn vms() -> Outcome {
             }
         }
         check_eq!(
-            gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+            gpu.drm.counter(Counter::ComputeResets)?,
             resets + 1,
             "resets in round {round}"
         );
@@ -920,7 +948,7 @@ fn vms() -> Outcome {
         space.works(y, 99)?;
     }
     holds(&shared, y, "of both")?;
-    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, losses, "lost objects");
+    check_eq!(gpu.drm.counter(Counter::Losses)?, losses, "lost objects");
     drop((spaces, shared));
     is_free(&gpu, before)?;
     gpu.clean()
@@ -986,9 +1014,9 @@ fn wedged() -> Outcome {
         let peer = Peer::open()?;
         let buffer = either.export()?;
         peer.attach_and_map(&buffer, Mode::Dynamic)?;
-        let losses = gpu.drm.getparam(PARAM_LOSSES)?;
+        let losses = gpu.drm.counter(Counter::Losses)?;
         let events = Events::listen()?;
-        let vms = gpu.drm.getparam(PARAM_VMS)?;
+        let vms = gpu.drm.counter(Counter::Vms)?;
         let vm = Vm::new(&gpu)?;
         let mapped = vm.create(SIZE, EITHER)?;
         vm.bind(&mapped, HUGE)?;
@@ -1007,7 +1035,7 @@ fn wedged() -> Outcome {
         check!(!gpu.pci.is_master()?, "it is a bus master");
         check_eq!(events.wedged(&gpu.pci)?, "rebind", "what helps");
         // Objects that were the destination of a copy from there may have lost their content, too.
-        let lost = gpu.drm.getparam(PARAM_LOSSES)? - losses;
+        let lost = gpu.drm.counter(Counter::Losses)? - losses;
         check!((4..=5).contains(&lost), "{lost} objects are lost");
         let dump = take_dump(&gpu.pci)?;
         says(&dump, &format!("error: -{}", libc::ETIMEDOUT))?;
@@ -1027,8 +1055,8 @@ fn wedged() -> Outcome {
         drop(vm);
         check_eq!(
             [
-                gpu.drm.getparam(PARAM_VMS)?,
-                gpu.drm.getparam(PARAM_PAGE_TABLES)?
+                gpu.drm.counter(Counter::Vms)?,
+                gpu.drm.counter(Counter::PageTables)?
             ],
             [vms, 0],
             "address spaces, and memory of page tables"
@@ -1049,14 +1077,14 @@ fn harmless() -> Outcome {
     let map = object.map()?;
     map.fill(x);
     let peer = mapped_by_peer(&object.export()?, x, &[0, 15])?;
-    let losses = gpu.drm.getparam(PARAM_LOSSES)?;
+    let losses = gpu.drm.counter(Counter::Losses)?;
     let mut log = KernelLog::open()?;
     Monitor::open()?.inject(&PORTS, "COMP_TIME")?;
     log.await_line("device recovery successful", LIMIT)?;
     check_ok!(map.verify(x), "in the window");
     peer_reads(&peer, x, &[0, 15])?;
     check_eq!(peer.status()?.invalidations, 0, "invalidations of the peer");
-    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, losses, "lost objects");
+    check_eq!(gpu.drm.counter(Counter::Losses)?, losses, "lost objects");
     copies(&gpu)?;
     gpu.clean()
 }
@@ -1073,7 +1101,7 @@ fn fatal() -> Outcome {
         let peer = mapped_by_peer(&from.export()?, x, &[0, 15])?;
         let map = from.map()?;
         check_ok!(map.verify(x), "in the window");
-        let losses = gpu.drm.getparam(PARAM_LOSSES)?;
+        let losses = gpu.drm.counter(Counter::Losses)?;
         let (events, mut log) = (Events::listen()?, KernelLog::open()?);
 
         gpu.inject(Error::Slow, 60_000)?;
@@ -1087,7 +1115,7 @@ fn fatal() -> Outcome {
         check_eq!(events.wedged(&gpu.pci)?, "rebind", "what helps");
         log.await_line("device recovery successful", LIMIT)?;
         check!(!gpu.pci.is_master()?, "it is a bus master");
-        let lost = gpu.drm.getparam(PARAM_LOSSES)? - losses;
+        let lost = gpu.drm.counter(Counter::Losses)? - losses;
         check_eq!(lost, 2, "objects that are lost");
         is_taken_away(&map)?;
         check!(

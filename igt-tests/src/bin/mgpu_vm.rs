@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use vvram_tests::cgroup::MemoryGroup;
 use vvram_tests::compute::{
-    sum, Op, Vm, VmBind, VmDestroy, BIND_MAP, BIND_UNMAP, HUGE, JOBS_MAX, OPS_MAX,
-    PARAM_COMPUTE_RESETS, PARAM_LIMITS, PARAM_PAGE_TABLES, PARAM_VMS, VM_MAX, VM_SIZE,
+    sum, Op, Vm, VmBind, VmDestroy, BIND_MAP, BIND_UNMAP, HUGE, JOBS_MAX, OPS_MAX, PARAM_LIMITS,
+    VM_MAX, VM_SIZE,
 };
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::PAGE64;
@@ -55,7 +56,7 @@ fn sums(
 /// Checks that nothing is mapped at an address: a job that reads there fails, and the next one is
 /// done.
 fn hole(gpu: &Mgpu, vm: &Vm<'_>, address: u64, what: &str) -> Outcome {
-    let resets = gpu.drm.getparam(PARAM_COMPUTE_RESETS)?;
+    let resets = gpu.drm.counter(Counter::ComputeResets)?;
     let status = vm.run(&[Op::checksum(address, 4, RESULTS)])?;
     check_eq!(
         status,
@@ -63,7 +64,7 @@ fn hole(gpu: &Mgpu, vm: &Vm<'_>, address: u64, what: &str) -> Outcome {
         "{what}: status of a read at {address:#x}"
     );
     check_eq!(
-        gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+        gpu.drm.counter(Counter::ComputeResets)?,
         resets + 1,
         "{what}: resets"
     );
@@ -74,16 +75,16 @@ fn hole(gpu: &Mgpu, vm: &Vm<'_>, address: u64, what: &str) -> Outcome {
 fn nothing_left(gpu: &Mgpu, vms: u64, tables: u64) -> Outcome {
     let done = misc::poll(Duration::from_secs(10), || {
         let now = (
-            gpu.drm.getparam(PARAM_VMS).ok()?,
-            gpu.drm.getparam(PARAM_PAGE_TABLES).ok()?,
+            gpu.drm.counter(Counter::Vms).ok()?,
+            gpu.drm.counter(Counter::PageTables).ok()?,
         );
         (now == (vms, tables)).then_some(())
     });
     check!(
         done.is_some(),
         "{} address spaces and {vms} before, page tables take {} bytes and {tables} before",
-        gpu.drm.getparam(PARAM_VMS)?,
-        gpu.drm.getparam(PARAM_PAGE_TABLES)?
+        gpu.drm.counter(Counter::Vms)?,
+        gpu.drm.counter(Counter::PageTables)?
     );
     Ok(())
 }
@@ -93,8 +94,8 @@ fn bind() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, _) = patterns();
     let (vms, tables) = (
-        gpu.drm.getparam(PARAM_VMS)?,
-        gpu.drm.getparam(PARAM_PAGE_TABLES)?,
+        gpu.drm.counter(Counter::Vms)?,
+        gpu.drm.counter(Counter::PageTables)?,
     );
     let vm = Vm::new(&gpu)?;
     let results = vm.create(PAGE64, SYSTEM)?;
@@ -293,32 +294,32 @@ fn limits() -> Outcome {
         check_eq!(gpu.drm.getparam(param)?, limit, "parameter {param}");
     }
     let (vms, tables) = (
-        gpu.drm.getparam(PARAM_VMS)?,
-        gpu.drm.getparam(PARAM_PAGE_TABLES)?,
+        gpu.drm.counter(Counter::Vms)?,
+        gpu.drm.counter(Counter::PageTables)?,
     );
     let spaces: Vec<_> = (0..VM_MAX)
         .map(|_| Vm::new(&gpu))
         .collect::<Result<_, _>>()?;
     check_eq!(
-        gpu.drm.getparam(PARAM_VMS)?,
+        gpu.drm.counter(Counter::Vms)?,
         vms + VM_MAX as u64,
         "address spaces"
     );
     expect_errno("one more", Vm::new(&gpu).map(drop), libc::ENOSPC)?;
     let object = gpu.drm.create_flags(PAGE64, SYSTEM)?;
-    let before = gpu.drm.getparam(PARAM_PAGE_TABLES)?;
+    let before = gpu.drm.counter(Counter::PageTables)?;
     // Mappings that are far from each other, so that each needs its own table.
     for index in 0..64 {
         spaces[0].bind(&object, index * HUGE * 3)?;
     }
     check!(
-        gpu.drm.getparam(PARAM_PAGE_TABLES)? >= before + 64 * PAGE64,
+        gpu.drm.counter(Counter::PageTables)? >= before + 64 * PAGE64,
         "64 mappings have no tables"
     );
     // The table of the second level is kept.
     spaces[0].unbind(0, VM_SIZE)?;
     check_eq!(
-        gpu.drm.getparam(PARAM_PAGE_TABLES)?,
+        gpu.drm.counter(Counter::PageTables)?,
         before + PAGE64,
         "page tables of nothing"
     );

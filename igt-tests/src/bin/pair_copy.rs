@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use vvram_tests::debugfs::DebugFs;
+use vvram_tests::debugfs::{Counter, DebugFs};
 use vvram_tests::drm::{path_name, reason_name, Drm, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed, squeeze_idle, Expect};
@@ -131,7 +131,7 @@ fn released() -> Outcome {
     reached(&theirs, &import)?;
     check_eq!(map.read(0), x.word(0), "the word that was copied");
     let released = misc::poll(LIMIT, || {
-        let pinned = a.getparam(uapi::PARAM_VRAM_PINNED).ok()?;
+        let pinned = a.counter(Counter::VramPinned).ok()?;
         (pinned == 0).then_some(())
     });
     check!(released.is_some(), "the object is still pinned");
@@ -191,7 +191,7 @@ fn storm() -> Outcome {
         Ok(())
     })?;
     let (a, b) = (Drm::open_on(&gpus[0])?, Drm::open_on(&gpus[1])?);
-    let moves = a.getparam(uapi::PARAM_MOVES)?;
+    let moves = a.counter(Counter::Moves)?;
     let (x, y) = patterns();
     let object = a.create_flags(SIZE, EITHER)?;
     let (files, id) = (DebugFs::open(&gpus[0])?, object.info()?.id);
@@ -217,7 +217,7 @@ fn storm() -> Outcome {
         }
     }
     storm.end()?;
-    let moves = a.getparam(uapi::PARAM_MOVES)? - moves;
+    let moves = a.counter(Counter::Moves)? - moves;
     check!(moves >= 8, "{moves} moves are too few");
     import.import_info()?;
     Ok(())

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use vvram_tests::debugfs::DebugFs;
+use vvram_tests::debugfs::{Counter, DebugFs};
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::fixture::{patterns, placed, works};
 use vvram_tests::map::PAGE;
@@ -61,8 +61,8 @@ fn unmapped() -> Outcome {
     setup.write(b)?;
     drop(map);
     // The region holds no reference that would keep the VRAM.
-    check_eq!(drm.getparam(uapi::PARAM_DIRECT_IO_BUSY)?, 0, "VRAM in use");
-    check_eq!(drm.getparam(uapi::PARAM_VRAM_PINNED)?, 0, "pinned VRAM");
+    check_eq!(drm.counter(Counter::DirectIoBusy)?, 0, "VRAM in use");
+    check_eq!(drm.counter(Counter::VramPinned)?, 0, "pinned VRAM");
     files.write("move", &format!("{} system", object.info()?.id))?;
     placed(&object, uapi::PLACEMENT_SYSTEM)?;
     setup.refuses("a read of what is not mapped")?;
@@ -129,7 +129,7 @@ fn storm() -> Outcome {
     }
     storm.end()?;
     let drm = Drm::open()?;
-    let pinned = || drm.getparam(uapi::PARAM_VRAM_PINNED);
+    let pinned = || drm.counter(Counter::VramPinned);
     let none = misc::poll(LIMIT, || (pinned().ok()? == 0).then_some(()));
     check!(none.is_some(), "pinned VRAM: {}", pinned()?);
     works()

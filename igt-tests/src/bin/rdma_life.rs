@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use vvram_tests::debugfs::DebugFs;
+use vvram_tests::debugfs::{Counter, DebugFs};
 use vvram_tests::drm::{DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::fabric::{Fabric, CLASSES};
 use vvram_tests::fixture::{patterns, placed, squeeze_idle, works, Expect};
@@ -330,9 +330,8 @@ fn moving() -> Outcome {
     let fabric = Fabric::with_route()?;
     for class in CLASSES {
         let setup = register(&fabric, class)?;
-        let moves = fabric.drm.getparam(uapi::PARAM_MOVES)?;
-        let moved =
-            || -> Result<u64, SysError> { Ok(fabric.drm.getparam(uapi::PARAM_MOVES)? - moves) };
+        let moves = fabric.drm.counter(Counter::Moves)?;
+        let moved = || -> Result<u64, SysError> { Ok(fabric.drm.counter(Counter::Moves)? - moves) };
         let id = setup.target.object.info()?.id;
         let stays = Steps::new()?;
         let mut child = Child::spawn(|| disturb(&fabric.gpu, id, &stays))?;
@@ -425,7 +424,7 @@ fn unbound_in_flight() -> Outcome {
 fn killed() -> Outcome {
     Expect::get()?.need_route()?;
     let drm = Drm::open()?;
-    let (free, pinned) = (drm.vram_free()?, drm.getparam(uapi::PARAM_VRAM_PINNED)?);
+    let (free, pinned) = (drm.vram_free()?, drm.counter(Counter::VramPinned)?);
     for class in CLASSES {
         let started = Steps::new()?;
         let mut child = Child::spawn(|| -> Outcome {
@@ -439,7 +438,7 @@ fn killed() -> Outcome {
         })?;
         started.wait("the first write", LIMIT)?;
         check!(drm.vram_free()? < free, "the process has no VRAM");
-        let held = drm.getparam(uapi::PARAM_VRAM_PINNED)? - pinned;
+        let held = drm.counter(Counter::VramPinned)? - pinned;
         let want = if class.needs_pin() { SIZE } else { 0 };
         // An access to a dynamic region pins the object as long as the access lasts.
         check!(
@@ -452,7 +451,7 @@ fn killed() -> Outcome {
         child.kill()?;
         drm.await_vram_free(free)?;
         let unpinned = misc::poll(LIMIT, || {
-            (drm.getparam(uapi::PARAM_VRAM_PINNED).ok()? == pinned).then_some(())
+            (drm.counter(Counter::VramPinned).ok()? == pinned).then_some(())
         });
         check!(unpinned.is_some(), "VRAM is still pinned");
     }

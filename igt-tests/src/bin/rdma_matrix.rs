@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fabric::{Fabric, CLASSES};
 use vvram_tests::fixture::{patterns, placed, Expect};
@@ -143,7 +144,7 @@ fn attachments() -> Outcome {
     for class in CLASSES {
         fabric.choose(class)?;
         let object = fabric.drm.create_flags(SIZE, EITHER)?;
-        let pinned = fabric.drm.getparam(uapi::PARAM_VRAM_PINNED)?;
+        let pinned = fabric.drm.counter(Counter::VramPinned)?;
         let shared = object.export()?;
         let access = fabric.nic.all_access();
         let one = fabric.nic.register(shared.fd(), 0, SIZE, None, access)?;
@@ -152,7 +153,7 @@ fn attachments() -> Outcome {
             .register(shared.fd(), PAGE64, PAGE64, None, access)?;
         let entry = fabric.in_vram(class, true);
         fabric.check_attached(&object, &[entry.clone(), entry.clone()])?;
-        let held = fabric.drm.getparam(uapi::PARAM_VRAM_PINNED)? - pinned;
+        let held = fabric.drm.counter(Counter::VramPinned)? - pinned;
         check_eq!(
             held,
             if class.needs_pin() { SIZE } else { 0 },
@@ -163,7 +164,7 @@ fn attachments() -> Outcome {
         two.close()?;
         fabric.check_attached(&object, &[])?;
         check_eq!(
-            fabric.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            fabric.drm.counter(Counter::VramPinned)?,
             pinned,
             "pinned VRAM after that"
         );

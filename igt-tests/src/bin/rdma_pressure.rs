@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use vvram_tests::clients::{client, too_many, Usage, PIECE};
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fabric::{Fabric, CLASSES};
 use vvram_tests::fixture::{patterns, placed, squeeze_idle};
@@ -262,7 +263,7 @@ fn quota() -> Outcome {
             }
         };
         expect_errno::<()>("one more registration", Err(error), libc::EDQUOT)?;
-        let pinned = drm.getparam(uapi::PARAM_VRAM_PINNED)?;
+        let pinned = drm.counter(Counter::VramPinned)?;
         check_eq!(pinned, regions.len() as u64 * size, "pinned VRAM");
         check!(pinned <= limit, "{pinned} is more than {limit}");
         let index = regions.len();
@@ -277,7 +278,7 @@ fn quota() -> Outcome {
         fabric.check_attached(&objects[index], &[entry])?;
         placed(&objects[index], uapi::PLACEMENT_VRAM)?;
         check_eq!(
-            drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            drm.counter(Counter::VramPinned)?,
             pinned,
             "pinned VRAM with a dynamic region"
         );

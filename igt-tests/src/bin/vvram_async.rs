@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fixture::{patterns, Fixture};
 use vvram_tests::map::PAGE;
@@ -75,10 +76,10 @@ fn eviction() -> Outcome {
             VRAM,
             "placement before the eviction"
         );
-        let moves = drm.getparam(uapi::PARAM_MOVES)?;
+        let moves = drm.counter(Counter::Moves)?;
         let second = whole_vram(&drm, uapi::CREATE_VRAM)?;
         busy += u64::from(!buffer.is_idle()?);
-        check_eq!(drm.getparam(uapi::PARAM_MOVES)?, moves + 1, "moves");
+        check_eq!(drm.counter(Counter::Moves)?, moves + 1, "moves");
         check_eq!(
             first.info()?.placement,
             SYSTEM,

@@ -5,7 +5,7 @@
 use std::thread;
 use std::time::Duration;
 
-use vvram_tests::debugfs::{self, difference, Buffer, DebugFs, Importer};
+use vvram_tests::debugfs::{self, difference, Buffer, Counter, DebugFs, Importer};
 use vvram_tests::drm::{path_name, reason_name, text, Drm, Gem, EITHER};
 use vvram_tests::fixture::{
     cpu_reads, patterns, peer_reads, peer_writes, placed, works, Expect, Fixture,
@@ -255,7 +255,7 @@ fn forced_move() -> Outcome {
     peer.attach_and_map(&buffer, Mode::Dynamic)?;
     fixture.check_table(peer, &map)?;
     let mut invalidated = peer.status()?.invalidations;
-    let moves = fixture.drm.getparam(uapi::PARAM_MOVES)?;
+    let moves = fixture.drm.counter(Counter::Moves)?;
 
     debugfs.force(object.info()?.id, "system")?;
     placed(&object, SYSTEM)?;
@@ -269,7 +269,7 @@ fn forced_move() -> Outcome {
     debugfs.force(object.info()?.id, "vram")?;
     placed(&object, VRAM)?;
     check_eq!(
-        fixture.drm.getparam(uapi::PARAM_MOVES)?,
+        fixture.drm.counter(Counter::Moves)?,
         moves + 2,
         "moves there and back"
     );
@@ -316,7 +316,7 @@ fn strict() -> Outcome {
     let system = fixture.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
     let vram = fixture.drm.create(PAGE64)?;
     let id = either.info()?.id;
-    let moves = fixture.drm.getparam(uapi::PARAM_MOVES)?;
+    let moves = fixture.drm.counter(Counter::Moves)?;
     for (object, to) in [(&system, "vram"), (&vram, "system")] {
         let text = format!("{} {to}", object.info()?.id);
         expect_errno(
@@ -380,7 +380,7 @@ fn strict() -> Outcome {
     }
     check_eq!(debugfs.read("pin_limit")?, limit, "the limit afterwards");
     check_eq!(
-        fixture.drm.getparam(uapi::PARAM_MOVES)?,
+        fixture.drm.counter(Counter::Moves)?,
         moves,
         "moves by all of that"
     );
@@ -434,21 +434,26 @@ fn evict() -> Outcome {
 }
 
 /// Moves lose no content, and the engine of vvram, which is the CPU, needs no DMA mappings.
-fn jobs() -> Outcome {
+fn memory() -> Outcome {
     let fixture = Fixture::open()?;
     let debugfs = DebugFs::open(&fixture.gpu)?;
+    let size = fixture.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
     let (a, _) = patterns();
     let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     let id = object.info()?.id;
     object.map()?.fill(a);
-    for (name, place) in [("system", SYSTEM), ("vram", VRAM)] {
+    for (name, place, free) in [("system", SYSTEM, size), ("vram", VRAM, size - 2 * PAGE64)] {
         debugfs.write("move", &format!("{id} {name}"))?;
         placed(&object, place)?;
         check_ok!(object.map()?.verify(a), "moved to {name}");
+        fixture.drm.await_vram_free(free)?;
         check_eq!(
-            debugfs.read("jobs")?,
-            "lost: 0\ndone again: 0\nquarantined: 0\nmapped: 0\n",
-            "the jobs"
+            debugfs.read("memory")?,
+            format!(
+                "free {free}\npinned 0\nreferenced 0\nquarantined 0\ndma_mapped 0\nlost 0\n\
+                 done_again 0\n"
+            ),
+            "the file"
         );
     }
     Ok(())
@@ -485,7 +490,7 @@ fn pin_limit() -> Outcome {
         debugfs.write("pin_limit", "0")?;
         check_eq!(object.info()?.pinned, 1, "pinned under a limit of 0");
         check_eq!(
-            fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            fixture.drm.counter(Counter::VramPinned)?,
             2 * PAGE64,
             "pinned VRAM"
         );
@@ -669,7 +674,7 @@ fn storm() -> Outcome {
         storm.done("objects", 1);
         Ok(())
     })?;
-    let before = fixture.drm.getparam(uapi::PARAM_MOVES)?;
+    let before = fixture.drm.counter(Counter::Moves)?;
     let mut invalidated = 0;
     for round in storm.rounds(10) {
         let pattern = a.derive(round);
@@ -685,7 +690,7 @@ fn storm() -> Outcome {
         storm.done("invalidation", now - invalidated);
         invalidated = now;
     }
-    let moves = fixture.drm.getparam(uapi::PARAM_MOVES)? - before;
+    let moves = fixture.drm.counter(Counter::Moves)? - before;
     println!("{moves} moves");
     storm.end()
 }
@@ -753,7 +758,7 @@ igt_main! {
     "forced-move", "a peer is notified of a forced move and finds the bytes", forced_move;
     "strict", "what is no command is an error", strict;
     "evict", "all that may leave VRAM does, and nothing else", evict;
-    "jobs", "moves lose nothing, and the CPU needs no DMA addresses", jobs;
+    "memory", "moves lose nothing, and the CPU needs no DMA addresses", memory;
     "pin-limit", "the quota changes at run time", pin_limit;
     "counters", "fallbacks and refusals are counted by their reason", counters;
     "storm", "forced moves under peers, the CPU and new objects", storm;

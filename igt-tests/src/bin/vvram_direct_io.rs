@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use vvram_tests::debugfs::Counter;
 use vvram_tests::disk::{load, pinned, Direct, Disk, Part, Way};
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::fixture::{mapped_by_peer, patterns, placed, Expect, Fixture};
@@ -182,7 +183,7 @@ fn elsewhere() -> Outcome {
         object.map(),
         libc::EBUSY,
     )?;
-    check_eq!(drm.getparam(uapi::PARAM_VRAM_PINNED)?, 0, "pinned VRAM");
+    check_eq!(drm.counter(Counter::VramPinned)?, 0, "pinned VRAM");
     peer.unpin()?;
     object.map()?.write(0, 1);
     placed(&object, uapi::PLACEMENT_VRAM)

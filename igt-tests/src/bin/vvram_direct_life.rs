@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
-use vvram_tests::debugfs::DebugFs;
+use vvram_tests::debugfs::{Counter, DebugFs};
 use vvram_tests::disk::{pinned, Disk, Part, StalledRead, Way};
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::fixture::{patterns, placed, squeeze, works, Expect};
@@ -36,21 +36,21 @@ fn create(drm: &Drm, pages: usize) -> Result<Gem<'_>, SysError> {
 }
 
 fn busy(drm: &Drm) -> Result<u64, SysError> {
-    drm.getparam(uapi::PARAM_DIRECT_IO_BUSY)
+    drm.counter(Counter::DirectIoBusy)
 }
 
 fn charged(drm: &Drm) -> Result<u64, SysError> {
-    drm.getparam(uapi::PARAM_VRAM_PINNED)
+    drm.counter(Counter::VramPinned)
 }
 
-/// Waits until a parameter has a value.
+/// Waits until a counter has a value.
 #[track_caller]
-fn await_param(drm: &Drm, param: u32, want: u64) -> Outcome {
-    let found = misc::poll(LIMIT, || (drm.getparam(param).ok()? == want).then_some(()));
+fn await_counter(drm: &Drm, counter: Counter, want: u64) -> Outcome {
+    let found = misc::poll(LIMIT, || (drm.counter(counter).ok()? == want).then_some(()));
     check!(
         found.is_some(),
-        "parameter {param}: expected {want}, saw {}",
-        drm.getparam(param)?
+        "{counter:?}: expected {want}, saw {}",
+        drm.counter(counter)?
     );
     Ok(())
 }
@@ -106,7 +106,7 @@ fn child_keeps() -> Outcome {
     check_eq!(charged(&drm)?, before + PAGE64, "pinned by the child");
     end.done()?;
     child.join("the child", LIMIT)?;
-    await_param(&drm, uapi::PARAM_VRAM_PINNED, before)
+    await_counter(&drm, Counter::VramPinned, before)
 }
 
 fn limits() -> Outcome {
@@ -205,8 +205,8 @@ fn reused() -> Outcome {
     for other in &others {
         check_ok!(other.map()?.verify(b), "the disk wrote to VRAM of others");
     }
-    await_param(&drm, uapi::PARAM_DIRECT_IO_BUSY, 0)?;
-    await_param(&drm, uapi::PARAM_VRAM_PINNED, 0)?;
+    await_counter(&drm, Counter::DirectIoBusy, 0)?;
+    await_counter(&drm, Counter::VramPinned, 0)?;
     drop(others);
     drm.await_vram_free(free)
 }
@@ -230,7 +230,7 @@ fn again() -> Outcome {
     read.finish()?;
     check_ok!(map.verify(a), "mapped again");
     drop(map);
-    await_param(&drm, uapi::PARAM_VRAM_PINNED, 0)?;
+    await_counter(&drm, Counter::VramPinned, 0)?;
     files.write("move", &away).map_err(Stop::from)
 }
 
@@ -262,8 +262,8 @@ fn in_part() -> Outcome {
         );
     }
     drop(map);
-    await_param(&drm, uapi::PARAM_DIRECT_IO_BUSY, 0)?;
-    await_param(&drm, uapi::PARAM_VRAM_PINNED, 0)
+    await_counter(&drm, Counter::DirectIoBusy, 0)?;
+    await_counter(&drm, Counter::VramPinned, 0)
 }
 
 /// How the device goes away.
@@ -473,8 +473,8 @@ fn killed() -> Outcome {
     thread::sleep(Duration::from_millis(100));
     drop(stalled);
     let _ = child.wait(LIMIT);
-    await_param(&drm, uapi::PARAM_DIRECT_IO_BUSY, 0)?;
-    await_param(&drm, uapi::PARAM_VRAM_PINNED, 0)?;
+    await_counter(&drm, Counter::DirectIoBusy, 0)?;
+    await_counter(&drm, Counter::VramPinned, 0)?;
     drm.await_vram_free(free)
 }
 

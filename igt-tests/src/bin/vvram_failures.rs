@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use vvram_tests::bar_export::{self, Exporter};
-use vvram_tests::debugfs::{difference, DebugFs};
+use vvram_tests::debugfs::{difference, Counter, DebugFs};
 use vvram_tests::drm::{path_name, DmaBuf, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{
@@ -79,7 +79,7 @@ impl<'a> Traced<'a> {
     /// Checks how much of VRAM is pinned, all of it by importers that cannot be revoked.
     #[track_caller]
     fn pinned(&self, want: u64) -> Outcome {
-        let pinned = self.fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?;
+        let pinned = self.fixture.drm.counter(Counter::VramPinned)?;
         check_eq!(pinned, want, "bytes pinned");
         self.debugfs.held(want)
     }
@@ -176,7 +176,7 @@ fn no_room() -> Outcome {
     placed(&t.object, uapi::PLACEMENT_SYSTEM)?;
     peer.map()?;
     t.events()?;
-    let moves = fixture.drm.getparam(uapi::PARAM_MOVES)?;
+    let moves = fixture.drm.counter(Counter::Moves)?;
     let invalidated = peer.status()?.invalidations;
     let id = t.object.info()?.id;
     expect_errno(
@@ -186,7 +186,7 @@ fn no_room() -> Outcome {
     )?;
     t.expect("events of a move without room", &[])?;
     check_eq!(peer.status()?.invalidations, invalidated, "invalidations");
-    check_eq!(fixture.drm.getparam(uapi::PARAM_MOVES)?, moves, "moves");
+    check_eq!(fixture.drm.counter(Counter::Moves)?, moves, "moves");
     peer_reads(peer, a, &[0, 1])?;
     drop(taken);
     t.debugfs.write("move", &format!("{id} vram"))?;

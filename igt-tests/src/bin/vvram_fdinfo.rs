@@ -2,7 +2,7 @@
 
 //! The keys of fdinfo about the memory of a client, and about VRAM that is pinned on its behalf.
 
-use vvram_tests::debugfs::DebugFs;
+use vvram_tests::debugfs::{Counter, DebugFs};
 use vvram_tests::drm::{Drm, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fixture::Fixture;
@@ -135,7 +135,7 @@ fn pinned(what: &str, want: [(&Drm, u64); 2], device: u64) -> Outcome {
             "{what}: expected {pages} pages as {PINNED} of client {index}, saw {seen} bytes"
         );
     }
-    let seen = want[0].0.getparam(uapi::PARAM_VRAM_PINNED)?;
+    let seen = want[0].0.counter(Counter::VramPinned)?;
     check!(
         seen == device * PAGE64,
         "{what}: expected {device} pages pinned of the device, saw {seen} bytes"

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use vvram_tests::debugfs::{difference, words, DebugFs};
+use vvram_tests::debugfs::{difference, words, Counter, DebugFs};
 use vvram_tests::drm::{Attachment, Drm, Gem, EITHER};
 use vvram_tests::fixture::{
     in_system_memory, patterns, peer_reads, peer_writes, placed, works, Fixture,
@@ -177,15 +177,15 @@ fn limit() -> Outcome {
     policy.held(SIZE)?;
     let late = fixture.peer.reopen()?;
     late.attach(&second.1, Mode::Pinned)?;
-    let [moves, pins] = [uapi::PARAM_MOVES, uapi::PARAM_VRAM_PINNED];
-    let [moves, pins] = [fixture.drm.getparam(moves)?, fixture.drm.getparam(pins)?];
+    let [moves, pins] = [Counter::Moves, Counter::VramPinned];
+    let [moves, pins] = [fixture.drm.counter(moves)?, fixture.drm.counter(pins)?];
     expect_errno("a pin over the limit", late.pin(), libc::EDQUOT)?;
     check_eq!(
-        fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+        fixture.drm.counter(Counter::VramPinned)?,
         pins,
         "bytes pinned"
     );
-    check_eq!(fixture.drm.getparam(uapi::PARAM_MOVES)?, moves, "moves");
+    check_eq!(fixture.drm.counter(Counter::Moves)?, moves, "moves");
     policy.held(SIZE)?;
     check_eq!(
         difference(&before, &policy.0.counters()?),
@@ -244,7 +244,7 @@ fn client() -> Outcome {
             attached(&second.1)?,
             attached(&foreign.1)?,
         );
-        let pinned = || fixture.drm.getparam(uapi::PARAM_VRAM_PINNED);
+        let pinned = || fixture.drm.counter(Counter::VramPinned);
         a.pin()?;
         debugfs.held(SIZE)?;
         expect_errno("a pin over the limit", b.pin(), libc::EDQUOT)?;

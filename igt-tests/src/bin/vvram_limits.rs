@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use vvram_tests::cgroup::Group;
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fixture::{patterns, peer_reads, Fixture};
 use vvram_tests::map::{Map, PAGE};
@@ -219,9 +220,9 @@ fn pinned() -> Outcome {
             Some(2 * MIB),
             "VRAM of the other group"
         );
-        let moves = drm.getparam(uapi::PARAM_MOVES)?;
+        let moves = drm.counter(Counter::Moves)?;
         expect_errno("a pin over the maximum", peers[2].pin(), libc::EDQUOT)?;
-        check_eq!(drm.getparam(uapi::PARAM_MOVES)?, moves, "moves");
+        check_eq!(drm.counter(Counter::Moves)?, moves, "moves");
         check_eq!(objects.in_vram()?, 2, "objects in VRAM");
         check_eq!(importing.pinned(), Some(MIB), "pinned by the group");
         // The charge ends with the last pin.

@@ -11,6 +11,7 @@
 //! all mappings have the addresses of the object, if the importers read by DMA the bytes that
 //! others have written, and the reverse, and if nothing is left behind.
 
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{path_name, reason_name, DmaBuf, Gem};
 use vvram_tests::fixture::{
     cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, Expect, Fixture,
@@ -283,7 +284,7 @@ impl<'a> Run<'a> {
         );
         check_eq!(self.object.info()?.pinned, 0, "pinned at the end");
         check_eq!(
-            self.fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            self.fixture.drm.counter(Counter::VramPinned)?,
             0,
             "pinned VRAM at the end"
         );

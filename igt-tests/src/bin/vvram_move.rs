@@ -6,7 +6,7 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use vvram_tests::debugfs::DebugFs;
+use vvram_tests::debugfs::{Counter, DebugFs};
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::edu;
 use vvram_tests::fixture::{
@@ -269,11 +269,7 @@ fn system_path() -> Outcome {
             u32::from(pinned),
             "pinned in mode {mode:?}"
         );
-        check_eq!(
-            fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
-            0,
-            "pinned VRAM"
-        );
+        check_eq!(fixture.drm.counter(Counter::VramPinned)?, 0, "pinned VRAM");
         peer_reads(&peer, a, &[0, 1, 2, 3])?;
         peer_writes(&peer, b, &[1, 3])?;
         cpu_reads(&map, a, &[0, 2])?;
@@ -363,7 +359,7 @@ fn pin_holds() -> Outcome {
         placed(&object, VRAM)?;
         check_eq!(object.info()?.pinned, 1, "pinned in mode {mode:?}");
         check_eq!(
-            fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            fixture.drm.counter(Counter::VramPinned)?,
             2 * PAGE64,
             "pinned VRAM"
         );
@@ -397,11 +393,7 @@ fn pin_holds() -> Outcome {
         }
         peer.unpin()?;
         check_eq!(object.info()?.pinned, 0, "pinned after the unpin");
-        check_eq!(
-            fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
-            0,
-            "pinned VRAM"
-        );
+        check_eq!(fixture.drm.counter(Counter::VramPinned)?, 0, "pinned VRAM");
     }
     Ok(())
 }
@@ -473,7 +465,7 @@ fn quota() -> Outcome {
             check_eq!(object.info()?.pinned, 0, "pinned after the failure");
             // The failed pin is not charged, and neither is a second pin of the same object.
             check_eq!(
-                fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+                fixture.drm.counter(Counter::VramPinned)?,
                 limit,
                 "pinned VRAM"
             );
@@ -484,7 +476,7 @@ fn quota() -> Outcome {
             again.attach(&buffer, Mode::Pinned)?;
             again.pin()?;
             check_eq!(
-                fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+                fixture.drm.counter(Counter::VramPinned)?,
                 (count + 1) * piece,
                 "pinned VRAM"
             );
@@ -493,13 +485,13 @@ fn quota() -> Outcome {
     }
     pinned.pop();
     check_eq!(
-        fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+        fixture.drm.counter(Counter::VramPinned)?,
         3 * piece,
         "pinned VRAM after the files were closed"
     );
     drop(pinned);
     check_eq!(
-        fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+        fixture.drm.counter(Counter::VramPinned)?,
         0,
         "pinned VRAM at the end"
     );

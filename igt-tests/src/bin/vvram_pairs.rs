@@ -2,6 +2,7 @@
 
 //! Pairs of calls on one handle, address space or attachment at the same time.
 
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{DmaBuf, Drm, Gem};
 use vvram_tests::fixture::{patterns, peer_reads, placed, works, Fixture};
 use vvram_tests::map::PAGE64;
@@ -18,7 +19,7 @@ const SIZE: u64 = CALLERS as u64 * PAGE64;
 fn account(drm: &Drm) -> Result<(u64, u64, usize), Stop> {
     Ok((
         drm.vram_free()?,
-        drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+        drm.counter(Counter::VramPinned)?,
         open_files().len(),
     ))
 }
@@ -228,11 +229,7 @@ fn pins() -> Outcome {
                 |_, index| peers[index].pin_and_map(Mode::Pinned),
                 |it| drm.close(it.0.handle()),
                 |it, _| {
-                    check_eq!(
-                        drm.getparam(uapi::PARAM_VRAM_PINNED)?,
-                        PAGE64,
-                        "pinned bytes"
-                    );
+                    check_eq!(drm.counter(Counter::VramPinned)?, PAGE64, "pinned bytes");
                     // A transfer takes long.
                     if it.1 % 8 == 0 {
                         peer_reads(&peers[1], a.derive(it.1), &[0])?;

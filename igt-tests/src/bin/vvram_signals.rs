@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use vvram_tests::debugfs::{difference, DebugFs};
+use vvram_tests::debugfs::{difference, Counter, DebugFs};
 use vvram_tests::drm::{DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::edu;
 use vvram_tests::fence::Timeline;
@@ -202,7 +202,7 @@ fn pin() -> Outcome {
     let untouched = || {
         placed(&object, uapi::PLACEMENT_SYSTEM)?;
         check_eq!(object.info()?.pinned, 0, "pinned after the signal");
-        let pinned = fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?;
+        let pinned = fixture.drm.counter(Counter::VramPinned)?;
         check_eq!(pinned, 0, "pinned VRAM after the signal");
         fixture.drm.await_vram_free(free)?;
         fixture.check_only(&object, Mode::Pinned, false, false)
@@ -369,7 +369,7 @@ fn move_under_way(fixture: &Fixture, time: Duration) -> Result<bool, Stop> {
         );
     }
     check_eq!(object.info()?.pinned, 0, "pinned after the signals");
-    let pinned = fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?;
+    let pinned = fixture.drm.counter(Counter::VramPinned)?;
     check_eq!(pinned, 0, "pinned VRAM after the signals");
 
     let (told, early) = (Steps::new()?, Steps::new()?);

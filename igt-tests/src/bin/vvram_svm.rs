@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::Drm;
 use vvram_tests::fixture::patterns;
 use vvram_tests::map::{Map, PAGE, PAGE64};
@@ -15,9 +16,7 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::storm::{Action, Storm};
 use vvram_tests::svm::{check_places, filled, holds, places, resident, Place, HUGE};
-use vvram_tests::{
-    check, check_eq, check_ok, expect_errno, fail, igt_main, uapi, Outcome, SysError,
-};
+use vvram_tests::{check, check_eq, check_ok, expect_errno, fail, igt_main, Outcome, SysError};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -546,7 +545,7 @@ fn too_much() -> Outcome {
     drop(object);
     holds("what came", &more, a, 0..16)?;
     drm.await_vram_free(free)?;
-    check_eq!(drm.getparam(uapi::PARAM_SVM_VRAM)?, 0, "VRAM of processes");
+    check_eq!(drm.counter(Counter::SvmVram)?, 0, "VRAM of processes");
     Ok(())
 }
 

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use vvram_tests::debugfs::DebugFs;
+use vvram_tests::debugfs::{Counter, DebugFs};
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::{Map, PAGE};
@@ -30,8 +30,8 @@ fn create(drm: &Drm, pages: usize) -> Result<Gem<'_>, SysError> {
 /// Checks that nothing is left of processes that have ended.
 fn nothing_left(drm: &Drm, free: u64) -> Outcome {
     let left = || -> Result<u64, SysError> {
-        Ok(drm.getparam(uapi::PARAM_DIRECT_IO_BUSY)?
-            + drm.getparam(uapi::PARAM_VRAM_PINNED)?
+        Ok(drm.counter(Counter::DirectIoBusy)?
+            + drm.counter(Counter::VramPinned)?
             + drm.svm_vram()?)
     };
     let none = misc::poll(LIMIT, || (left().ok()? == 0).then_some(()));
@@ -179,7 +179,7 @@ fn storm() -> Outcome {
     }
     storm.end()?;
     check!(drm.svm_moved_back()? > back, "no memory came back");
-    check_eq!(drm.getparam(uapi::PARAM_DIRECT_IO_BUSY)?, 0, "VRAM in use");
+    check_eq!(drm.counter(Counter::DirectIoBusy)?, 0, "VRAM in use");
     nothing_left(&drm, free)
 }
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use vvram_tests::debugfs::{mounted, open_for, DebugFs};
+use vvram_tests::debugfs::{mounted, open_for, Counter, DebugFs};
 use vvram_tests::drm::{ioctl, Drm, Gem, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fence::SyncObj;
@@ -21,11 +21,13 @@ use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The files of a device in debugfs, with their modes.
-const FILES: [(&str, u32); 4] = [
+const FILES: [(&str, u32); 6] = [
     ("buffers", 0o400),
     ("counters", 0o400),
+    ("memory", 0o400),
     ("move", 0o200),
     ("pin_limit", 0o600),
+    ("svm", 0o400),
 ];
 
 /// Runs a function as the user nobody, in a process of its own.
@@ -50,7 +52,7 @@ fn refused(path: &Path) -> Outcome {
 /// Makes every call of the device that needs no privilege, and checks the results.
 fn works_with(drm: &Drm) -> Outcome {
     let (a, _) = patterns();
-    check!(drm.vram_free()? > 0, "no VRAM is free");
+    check!(drm.getparam(uapi::PARAM_VRAM_SIZE)? > 0, "there is no VRAM");
     let objects: Vec<Gem<'_>> = [uapi::CREATE_VRAM, EITHER, uapi::CREATE_SYSTEM]
         .into_iter()
         .map(|flags| drm.create_flags(2 * PAGE64, flags))
@@ -177,7 +179,7 @@ fn debugfs() -> Outcome {
     let drm = Drm::open()?;
     let object = drm.create_flags(PAGE64, EITHER)?;
     let limit = drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?;
-    let moves = drm.getparam(uapi::PARAM_MOVES)?;
+    let moves = drm.counter(Counter::Moves)?;
     let debugfs = DebugFs::open(&gpu)?;
     let closed = user::mode(&mounted("debugfs", "/sys/kernel/debug")?)?;
     check_eq!(closed, 0o700, "mode of the root of debugfs");
@@ -202,7 +204,7 @@ fn debugfs() -> Outcome {
         limit,
         "the limit of pinned VRAM"
     );
-    check_eq!(drm.getparam(uapi::PARAM_MOVES)?, moves, "moves");
+    check_eq!(drm.counter(Counter::Moves)?, moves, "moves");
     drop(object);
     Ok(())
 }

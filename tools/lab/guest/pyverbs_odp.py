@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import random
 import struct
+from pathlib import Path
 
 import pyverbs.enums as e
 from pyverbs.mr import MR
@@ -21,18 +22,14 @@ NODE = "/dev/dri/renderD128"
 PAGES = 16
 SIZE = PAGES * mmap.PAGESIZE
 WORD = struct.Struct("<Q")
-# Two integers of 32 bits and one of 64: struct drm_vvram_getparam. And an address, a size, flags
-# and a pad: struct drm_vvram_svm_range.
-GETPARAM = struct.Struct("<IIQ")
+# An address, a size, flags and a pad: struct drm_vvram_svm_range.
 RANGE = struct.Struct("<QQII")
-SVM_VRAM, SVM_MOVED_BACK = 7, 8
+# DRM_IOCTL_VVRAM_SVM_MIGRATE, whose argument is written to the kernel.
+MIGRATE = 1 << 30 | RANGE.size << 16 | ord("d") << 8 | 0x4a
+# The file of the device in debugfs.
+SVM = Path("/sys/kernel/debug/dri/128/svm")
 ACCESS = (e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_WRITE |
           e.IBV_ACCESS_REMOTE_ATOMIC)
-
-
-def ioctl(direction, number, layout):
-    """The number of an ioctl of the driver: 1 is written to the kernel, 3 both ways."""
-    return direction << 30 | layout.size << 16 | ord("d") << 8 | 0x40 + number
 
 
 class Gpu:
@@ -41,14 +38,14 @@ class Gpu:
     def __init__(self):
         self.node = open(NODE, "r+b", buffering=0)
 
-    def param(self, number):
-        """The result of DRM_IOCTL_VVRAM_GETPARAM."""
-        answer = fcntl.ioctl(self.node, ioctl(3, 0, GETPARAM), GETPARAM.pack(number, 0, 0))
-        return GETPARAM.unpack(answer)[2]
+    @staticmethod
+    def counter(name):
+        """A number of the file."""
+        return int(dict(line.split() for line in SVM.read_text().splitlines())[name])
 
     def migrate(self, addr, size):
         """Move memory of this process to VRAM."""
-        fcntl.ioctl(self.node, ioctl(1, 0x0a, RANGE), RANGE.pack(addr, size, 0, 0))
+        fcntl.ioctl(self.node, MIGRATE, RANGE.pack(addr, size, 0, 0))
 
     def close(self):
         """Close the device."""
@@ -86,9 +83,9 @@ class OnDemand(base.RDMATestCase):
         """Fill the memory of the server and migrate it; return its bytes."""
         content = random.randbytes(SIZE)
         self.server.memory[:] = content
-        before = self.gpu.param(SVM_VRAM)
+        before = self.gpu.counter("held")
         self.gpu.migrate(self.server.addr, SIZE)
-        self.assertEqual(self.gpu.param(SVM_VRAM), before + SIZE)
+        self.assertEqual(self.gpu.counter("held"), before + SIZE)
         return content
 
     def transfer(self, opcode, size, atomic=None):
@@ -111,7 +108,7 @@ class OnDemand(base.RDMATestCase):
     def test_operations_reach_pages_where_they_are(self):
         """Reads, writes and atomics arrive, and no page moves back for them."""
         content = self.filled()
-        moved = self.gpu.param(SVM_MOVED_BACK)
+        moved = self.gpu.counter("moved_back")
         self.assertEqual(self.read(), content)
 
         content = random.randbytes(SIZE)
@@ -124,10 +121,10 @@ class OnDemand(base.RDMATestCase):
         self.assertEqual(WORD.unpack(self.client.host.read(WORD.size, 0)), (old,))
         content = WORD.pack((old + 3) % 2 ** 64) + content[WORD.size:]
         self.assertEqual(self.read(), content)
-        self.assertEqual(self.gpu.param(SVM_MOVED_BACK), moved)
+        self.assertEqual(self.gpu.counter("moved_back"), moved)
 
         self.assertEqual(self.server.memory[:], content)
-        self.assertEqual(self.gpu.param(SVM_MOVED_BACK), moved + PAGES)
+        self.assertEqual(self.gpu.counter("moved_back"), moved + PAGES)
         self.assertEqual(self.read(), content)
 
     def test_regions_follow_pages_that_migrate_again(self):
@@ -136,6 +133,6 @@ class OnDemand(base.RDMATestCase):
         self.assertEqual(self.read(), content)
         self.assertEqual(self.server.memory[:], content)
         content = self.filled()
-        moved = self.gpu.param(SVM_MOVED_BACK)
+        moved = self.gpu.counter("moved_back")
         self.assertEqual(self.read(), content)
-        self.assertEqual(self.gpu.param(SVM_MOVED_BACK), moved)
+        self.assertEqual(self.gpu.counter("moved_back"), moved)

@@ -226,7 +226,8 @@ impl drm::Driver for Driver {
         gem::ttm::debugfs::add_files::<BoData>(dir);
         dir.add::<debugfs::Inject>();
         dir.add::<debugfs::Reports>();
-        dir.add::<debugfs::Rings>();
+        dir.add::<debugfs::State>();
+        dir.add::<debugfs::Vms>();
     }
 
     kernel::declare_drm_ioctls! {

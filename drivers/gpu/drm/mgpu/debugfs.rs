@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Files in debugfs, for tests: errors that the device makes on request, its count of broken
-//! rules, and the jobs of its rings.
+//! Files in debugfs: errors that the device makes on request and its count of broken rules, for
+//! tests, and what all clients use together.
 
 use kernel::{
     drm::{
@@ -13,9 +13,15 @@ use kernel::{
     seq_print, //
 };
 
-use crate::card::{
-    Device,
-    Driver, //
+use crate::{
+    card::{
+        Device,
+        Driver, //
+    },
+    gpu::{
+        COMPUTE,
+        COPY, //
+    }, //
 };
 
 /// Makes the device fail on request. The text is three decimal numbers: the kind of error, the
@@ -60,19 +66,50 @@ impl drm::debugfs::File for Reports {
     }
 }
 
-/// Shows how many jobs the rings have, also those that were made and not pushed yet.
-pub(crate) struct Rings;
+/// Shows what all clients use together, which a client must not see. Each line is a name and a
+/// number.
+pub(crate) struct State;
 
 #[vtable]
-impl drm::debugfs::File for Rings {
+impl drm::debugfs::File for State {
     type Driver = Driver;
 
-    const NAME: &'static CStr = c"rings";
+    const NAME: &'static CStr = c"state";
 
     fn show(dev: &Device<Registered>, m: &SeqFile) -> Result {
         dev.registration_data_with(|bound| {
-            seq_print!(m, "copy={}", bound.engine.ring.jobs());
-            seq_print!(m, " compute={}\n", bound.compute.0.jobs());
+            let gpu = &bound.gpu;
+
+            // With the jobs that were made and not pushed yet.
+            seq_print!(m, "copy_jobs {}\n", bound.engine.ring.jobs());
+            seq_print!(m, "compute_jobs {}\n", bound.compute.0.jobs());
+            // Of the ring alone, or with the whole device.
+            seq_print!(m, "copy_resets {}\n", gpu.resets(COPY));
+            seq_print!(m, "compute_resets {}\n", gpu.resets(COMPUTE));
+            // In bytes.
+            seq_print!(m, "aperture_free {}\n", gpu.aperture.free());
+        });
+        Ok(())
+    }
+}
+
+/// Shows how many VMs there are, also those that were destroyed and whose memory the device may
+/// still use, and how many bytes the page tables of all VMs have. A file of its own, because it
+/// waits for invalidations that are under way.
+pub(crate) struct Vms;
+
+#[vtable]
+impl drm::debugfs::File for Vms {
+    type Driver = Driver;
+
+    const NAME: &'static CStr = c"vms";
+
+    fn show(dev: &Device<Registered>, m: &SeqFile) -> Result {
+        dev.registration_data_with(|bound| {
+            let contexts = &bound.gpu.contexts;
+
+            seq_print!(m, "count {}\n", contexts.count());
+            seq_print!(m, "page_tables {}\n", contexts.memory());
         });
         Ok(())
     }

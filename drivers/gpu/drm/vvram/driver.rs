@@ -408,6 +408,7 @@ impl drm::Driver for VvramDriver {
         peer::debugfs::add_files::<BoData>(dir);
         gem::ttm::debugfs::add_files::<BoData>(dir);
         dir.add::<Spaces>();
+        dir.add::<svm::Usage>();
     }
 
     kernel::declare_drm_ioctls! {

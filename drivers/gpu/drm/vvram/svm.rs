@@ -20,11 +20,14 @@ use kernel::{
             Allocation,
             Allocator, //
         },
-        Ioctl, //
+        Ioctl,
+        Registered, //
     },
     page::PAGE_SIZE,
     pci::p2pdma::BarPages,
     prelude::*,
+    seq_file::SeqFile,
+    seq_print,
     sync::Arc,
     uaccess::{
         UserPtr,
@@ -100,6 +103,29 @@ pub(crate) fn register<'a>(
     let bar = pages.map(|pages| (pages, Visible::new(memory.vram.clone(), visible)));
 
     Registration::new(drm, size, bar, Ok(memory)).map(Some)
+}
+
+/// The file `svm` in debugfs: how many bytes of VRAM hold memory of processes, or are not free again
+/// yet after that memory has left them, and how many pages were moved from VRAM to system memory.
+pub(crate) struct Usage;
+
+#[vtable]
+impl drm::debugfs::File for Usage {
+    type Driver = VvramDriver;
+
+    const NAME: &'static CStr = c"svm";
+
+    fn show(dev: &VvramDevice<Registered>, m: &SeqFile) -> Result {
+        let (held, moved_back) = dev.registration_data_with(|bound| {
+            let svm = bound.svm.as_ref();
+
+            svm.map_or((0, 0), |svm| (svm.held(), svm.moved_back()))
+        });
+
+        seq_print!(m, "held {held}\n");
+        seq_print!(m, "moved_back {moved_back}\n");
+        Ok(())
+    }
 }
 
 /// Returns the addresses of a range.

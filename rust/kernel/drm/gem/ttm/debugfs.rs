@@ -1,15 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The files by which an operator moves objects, and limits pins.
+//! The files by which an operator moves objects, limits pins, and sees what all clients use.
 //!
 //! A driver calls [`add_files`] in [`debugfs_init`](drm::Driver::debugfs_init). The files are:
 //!
 //! - `pin_limit`: how many bytes of VRAM may be pinned; can be written,
 //! - `client_pin_limit`: how many of these bytes may be charged to one client; can be written,
 //! - `move`: moves objects when it is written to,
-//! - `jobs`: how many objects have lost their content because a job failed, how many jobs the CPU
-//!   made instead of an engine, how many bytes of VRAM are in quarantine, and how many bytes of
-//!   system memory are mapped for the engines.
+//! - `memory`: what all clients use together, see below. Clients must not see what others do, so
+//!   these numbers are for the administrator only.
+//!
+//! # The file `memory`
+//!
+//! Each line is a name and a decimal number:
+//!
+//! - `free`: VRAM that is not allocated, in bytes,
+//! - `pinned`: VRAM that is charged as pinned, in bytes,
+//! - `referenced`: VRAM that no process maps for direct I/O any more, but that is not free because
+//!   direct I/O still accesses it, in bytes,
+//! - `quarantined`: VRAM that is not allocated before the next reset, because it could not be
+//!   cleared, in bytes,
+//! - `dma_mapped`: system memory that is mapped for the engines, in bytes,
+//! - `lost`: how many objects have lost their content because a job failed,
+//! - `done_again`: how many jobs the CPU made instead of an engine.
 //!
 //! # Locking
 //!
@@ -50,7 +63,7 @@ pub fn add_files<T: TtmObject>(dir: &Dir<'_, DriverOf<T>>) {
     dir.add::<PinLimit<T>>();
     dir.add::<ClientPinLimit<T>>();
     dir.add::<Move<T>>();
-    dir.add::<Jobs<T>>();
+    dir.add::<Memory<T>>();
 }
 
 /// The file `pin_limit`.
@@ -144,22 +157,25 @@ impl<T: TtmObject> File for Move<T> {
     }
 }
 
-/// The file `jobs`.
-struct Jobs<T>(PhantomData<T>);
+/// The file `memory`.
+struct Memory<T>(PhantomData<T>);
 
 #[vtable]
-impl<T: TtmObject> File for Jobs<T> {
+impl<T: TtmObject> File for Memory<T> {
     type Driver = DriverOf<T>;
 
-    const NAME: &'static CStr = c"jobs";
+    const NAME: &'static CStr = c"memory";
 
     fn show(dev: &Device<T>, m: &SeqFile) -> Result {
         let ttm = T::ttm(dev);
 
-        seq_print!(m, "lost: {}\n", ttm.losses());
-        seq_print!(m, "done again: {}\n", ttm.done_again());
-        seq_print!(m, "quarantined: {}\n", ttm.allocator().quarantined());
-        seq_print!(m, "mapped: {}\n", ttm.dma_mapped());
+        seq_print!(m, "free {}\n", ttm.vram_free());
+        seq_print!(m, "pinned {}\n", ttm.pinned());
+        seq_print!(m, "referenced {}\n", ttm.referenced());
+        seq_print!(m, "quarantined {}\n", ttm.allocator().quarantined());
+        seq_print!(m, "dma_mapped {}\n", ttm.dma_mapped());
+        seq_print!(m, "lost {}\n", ttm.losses());
+        seq_print!(m, "done_again {}\n", ttm.done_again());
         Ok(())
     }
 }
