@@ -153,28 +153,18 @@ pub const PARAM_VRAM_SIZE: u32 = 0;
 pub const PARAM_VRAM_CPU_VISIBLE_SIZE: u32 = 1;
 /// Unit of sizes.
 pub const PARAM_PAGE_SIZE: u32 = 2;
-/// Free VRAM.
-pub const PARAM_VRAM_FREE: u32 = 3;
-/// Pinned VRAM.
-pub const PARAM_VRAM_PINNED: u32 = 4;
 /// How much VRAM may be pinned.
-pub const PARAM_VRAM_PIN_LIMIT: u32 = 5;
-/// How often the content of an object was moved.
-pub const PARAM_MOVES: u32 = 6;
-/// VRAM that holds memory of processes, in bytes.
-pub const PARAM_SVM_VRAM: u32 = 7;
-/// How many pages of processes were moved back.
-pub const PARAM_SVM_MOVED_BACK: u32 = 8;
+pub const PARAM_VRAM_PIN_LIMIT: u32 = 3;
 /// VRAM that direct I/O reaches.
-pub const PARAM_DIRECT_IO_SIZE: u32 = 9;
-/// VRAM that is not mapped any more, but that direct I/O still accesses.
-pub const PARAM_DIRECT_IO_BUSY: u32 = 10;
+pub const PARAM_DIRECT_IO_SIZE: u32 = 4;
 /// Fences of a call.
-pub const PARAM_SYNC_MAX: u32 = 11;
+pub const PARAM_SYNC_MAX: u32 = 5;
 /// Copies of a file.
-pub const PARAM_COPIES_MAX: u32 = 12;
+pub const PARAM_COPIES_MAX: u32 = 6;
 /// Bytes of an address space.
-pub const PARAM_VM_SIZE: u32 = 13;
+pub const PARAM_VM_SIZE: u32 = 7;
+/// How many parameters there are.
+pub const PARAMS: u32 = 8;
 
 /// `struct drm_avram_gem_create`
 #[repr(C)]

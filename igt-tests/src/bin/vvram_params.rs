@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! DRM_IOCTL_VVRAM_GETPARAM.
+//! DRM_IOCTL_VVRAM_GETPARAM, and what it does not tell.
 
 use vvram_tests::drm::Drm;
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::PciDevice;
-use vvram_tests::uapi::{self};
-use vvram_tests::{check, check_eq, igt_main, Outcome};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, SysError};
 
 fn sizes() -> Outcome {
     let drm = Drm::open()?;
@@ -55,7 +54,7 @@ fn free_follows() -> Outcome {
 
 fn both_nodes() -> Outcome {
     let (render, card) = (Drm::open()?, Drm::open_card()?);
-    for param in 0..14 {
+    for param in 0..uapi::PARAMS {
         check_eq!(
             card.getparam(param)?,
             render.getparam(param)?,
@@ -65,9 +64,29 @@ fn both_nodes() -> Outcome {
     Ok(())
 }
 
+/// What all clients use together is in debugfs only, so no parameter follows what others do.
+fn others() -> Outcome {
+    let (mine, other) = (Drm::open()?, Drm::open()?);
+    let all = || -> Result<Vec<u64>, SysError> {
+        (0..uapi::PARAMS)
+            .map(|param| mine.getparam(param))
+            .collect()
+    };
+    let (before, free) = (all()?, mine.vram_free()?);
+    let object = other.create(3 * PAGE as u64)?;
+    mine.await_vram_free(free - object.size())?;
+    check_eq!(all()?, before, "the parameters with another client");
+    for param in uapi::PARAMS..64 {
+        let unknown = mine.getparam(param);
+        expect_errno(&format!("parameter {param}"), unknown, libc::EINVAL)?;
+    }
+    Ok(())
+}
+
 igt_main! {
     "sizes", "VRAM, CPU-visible VRAM, free VRAM and pages make sense against BAR 2", sizes;
     "limits", "what a call and a file may have", limits;
-    "free-follows", "VRAM_FREE falls and rises with an object, by its size", free_follows;
+    "free-follows", "free VRAM falls and rises with an object, by its size", free_follows;
     "both-nodes", "the card node and the render node agree", both_nodes;
+    "others", "no parameter tells what other clients use", others;
 }

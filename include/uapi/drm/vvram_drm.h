@@ -49,60 +49,34 @@ enum drm_vvram_param {
 	 * rounded up to, in bytes.
 	 */
 	DRM_VVRAM_PARAM_PAGE_SIZE = 2,
-	/** @DRM_VVRAM_PARAM_VRAM_FREE: VRAM that is not allocated, in bytes. */
-	DRM_VVRAM_PARAM_VRAM_FREE = 3,
-	/** @DRM_VVRAM_PARAM_VRAM_PINNED: VRAM that is pinned, in bytes. */
-	DRM_VVRAM_PARAM_VRAM_PINNED = 4,
 	/**
 	 * @DRM_VVRAM_PARAM_VRAM_PIN_LIMIT: how much VRAM may be pinned, in
 	 * bytes.
 	 */
-	DRM_VVRAM_PARAM_VRAM_PIN_LIMIT = 5,
-	/**
-	 * @DRM_VVRAM_PARAM_MOVES: how often the content of an object was moved
-	 * to or from VRAM.
-	 */
-	DRM_VVRAM_PARAM_MOVES = 6,
-	/**
-	 * @DRM_VVRAM_PARAM_SVM_VRAM: VRAM that holds memory of processes, or
-	 * that is not free again yet after that memory has left it, in bytes.
-	 */
-	DRM_VVRAM_PARAM_SVM_VRAM = 7,
-	/**
-	 * @DRM_VVRAM_PARAM_SVM_MOVED_BACK: how many pages of processes were
-	 * moved from VRAM to system memory, by accesses of the CPU and
-	 * otherwise.
-	 */
-	DRM_VVRAM_PARAM_SVM_MOVED_BACK = 8,
+	DRM_VVRAM_PARAM_VRAM_PIN_LIMIT = 3,
 	/**
 	 * @DRM_VVRAM_PARAM_DIRECT_IO_SIZE: the part of VRAM that objects with
 	 * DRM_VVRAM_GEM_DIRECT_IO can be mapped in, in bytes; 0 if the BAR has
 	 * no struct pages.
 	 */
-	DRM_VVRAM_PARAM_DIRECT_IO_SIZE = 9,
-	/**
-	 * @DRM_VVRAM_PARAM_DIRECT_IO_BUSY: VRAM that no process maps for direct
-	 * I/O any more, but that is not free because direct I/O still accesses
-	 * it, in bytes.
-	 */
-	DRM_VVRAM_PARAM_DIRECT_IO_BUSY = 10,
+	DRM_VVRAM_PARAM_DIRECT_IO_SIZE = 4,
 	/**
 	 * @DRM_VVRAM_PARAM_SYNC_MAX: how many fences a call waits for at most,
 	 * and how many it signals.
 	 */
-	DRM_VVRAM_PARAM_SYNC_MAX = 11,
+	DRM_VVRAM_PARAM_SYNC_MAX = 5,
 	/**
 	 * @DRM_VVRAM_PARAM_COPIES_MAX: how many copies one open file may have
 	 * queued at a time. If it has that many, the call waits, interruptibly,
 	 * until one of them has ended.
 	 */
-	DRM_VVRAM_PARAM_COPIES_MAX = 12,
+	DRM_VVRAM_PARAM_COPIES_MAX = 6,
 	/**
 	 * @DRM_VVRAM_PARAM_VM_SIZE: size of the address space of an open file,
 	 * in bytes. It begins at address 0, and nothing is bound in it at
 	 * first.
 	 */
-	DRM_VVRAM_PARAM_VM_SIZE = 13,
+	DRM_VVRAM_PARAM_VM_SIZE = 7,
 };
 
 /**

@@ -117,21 +117,11 @@ impl File {
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_SIZE => dev.ttm.vram_size(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_CPU_VISIBLE_SIZE => dev.ttm.visible(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_PAGE_SIZE => page::PAGE_SIZE as u64,
-            uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_FREE => dev.ttm.vram_free(),
-            uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_PINNED => dev.ttm.pinned(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_PIN_LIMIT => dev.ttm.pin_limit(),
-            uapi::drm_vvram_param_DRM_VVRAM_PARAM_MOVES => dev.ttm.moves(),
-            uapi::drm_vvram_param_DRM_VVRAM_PARAM_SVM_VRAM => {
-                bound.svm.as_ref().map_or(0, |svm| svm.held())
-            }
-            uapi::drm_vvram_param_DRM_VVRAM_PARAM_SVM_MOVED_BACK => {
-                bound.svm.as_ref().map_or(0, |svm| svm.moved_back())
-            }
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_DIRECT_IO_SIZE => bound
                 .pages
                 .as_ref()
                 .map_or(0, |pages| pages.len().min(dev.ttm.visible())),
-            uapi::drm_vvram_param_DRM_VVRAM_PARAM_DIRECT_IO_BUSY => dev.ttm.referenced(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_SYNC_MAX => copy::SYNCS.count_max.into(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_COPIES_MAX => copy::COPIES as u64,
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_VM_SIZE => vm::SIZE,
