@@ -16,12 +16,12 @@ use crate::uapi::{ioc, VvramGemCreate, VvramSync, CREATE_SYSTEM, DRM_COMMAND_BAS
 use crate::{Stop, SysError};
 
 /// Jobs of the file that have hung.
-pub const PARAM_JOB_HANGS: u32 = 15;
+pub const PARAM_JOB_HANGS: u32 = 4;
 /// Copies of the file that have hung.
-pub const PARAM_COPY_HANGS: u32 = 16;
+pub const PARAM_COPY_HANGS: u32 = 5;
 /// The first limit: fences of a call, copies of a file, address spaces of a file, bytes of an
 /// address space, operations of a job, bytes of an operation, jobs of a file, jobs that hang.
-pub const PARAM_LIMITS: u32 = 17;
+pub const PARAM_LIMITS: u32 = 6;
 
 /// How many address spaces a file may have.
 pub const VM_MAX: usize = 16;

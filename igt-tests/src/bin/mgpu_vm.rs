@@ -293,6 +293,11 @@ fn limits() -> Outcome {
     for (param, limit) in (PARAM_LIMITS..).zip(limits) {
         check_eq!(gpu.drm.getparam(param)?, limit, "parameter {param}");
     }
+    // What all clients use together is in debugfs only.
+    for param in PARAM_LIMITS + limits.len() as u32..64 {
+        let unknown = gpu.drm.getparam(param);
+        expect_errno(&format!("parameter {param}"), unknown, libc::EINVAL)?;
+    }
     let (vms, tables) = (
         gpu.drm.counter(Counter::Vms)?,
         gpu.drm.counter(Counter::PageTables)?,

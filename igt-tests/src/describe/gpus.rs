@@ -116,7 +116,7 @@ const FLUSH: Layout = layout!(PeerFlush, {
 });
 
 const VVRAM_PARAMS: Layout = layout!(VvramGetparam, { param: Below(8), pad: Zero, value: Zero });
-const MGPU_PARAMS: Layout = layout!(VvramGetparam, { param: Below(25), pad: Zero, value: Zero });
+const MGPU_PARAMS: Layout = layout!(VvramGetparam, { param: Below(14), pad: Zero, value: Zero });
 
 /// Importers get an object in VRAM only if it may be there, and only such an object is for direct
 /// I/O.

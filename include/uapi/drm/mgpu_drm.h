@@ -54,112 +54,62 @@ enum drm_mgpu_param {
 	 * up to, in bytes.
 	 */
 	DRM_MGPU_PARAM_PAGE_SIZE = 2,
-	/** @DRM_MGPU_PARAM_VRAM_FREE: VRAM that is not allocated, in bytes. */
-	DRM_MGPU_PARAM_VRAM_FREE = 3,
-	/** @DRM_MGPU_PARAM_VRAM_PINNED: VRAM that is pinned, in bytes. */
-	DRM_MGPU_PARAM_VRAM_PINNED = 4,
 	/**
 	 * @DRM_MGPU_PARAM_VRAM_PIN_LIMIT: how much VRAM may be pinned, in
 	 * bytes.
 	 */
-	DRM_MGPU_PARAM_VRAM_PIN_LIMIT = 5,
-	/**
-	 * @DRM_MGPU_PARAM_MOVES: how often the content of an object was moved
-	 * to or from VRAM.
-	 */
-	DRM_MGPU_PARAM_MOVES = 6,
-	/**
-	 * @DRM_MGPU_PARAM_APERTURE_FREE: how much of that part no window uses,
-	 * in bytes.
-	 */
-	DRM_MGPU_PARAM_APERTURE_FREE = 7,
-	/**
-	 * @DRM_MGPU_PARAM_RESETS: how often the ring of the copy engine was
-	 * reset, alone or with the whole device.
-	 */
-	DRM_MGPU_PARAM_RESETS = 8,
-	/**
-	 * @DRM_MGPU_PARAM_LOSSES: how many objects have lost their content,
-	 * because a move failed.
-	 */
-	DRM_MGPU_PARAM_LOSSES = 9,
-	/**
-	 * @DRM_MGPU_PARAM_QUARANTINED: VRAM that could not be cleared, and that
-	 * is therefore not allocated before the whole device is reset, in
-	 * bytes.
-	 */
-	DRM_MGPU_PARAM_QUARANTINED = 10,
-	/**
-	 * @DRM_MGPU_PARAM_DMA_MAPPED: system memory of objects that is mapped
-	 * for DMA by the engines, in bytes.
-	 */
-	DRM_MGPU_PARAM_DMA_MAPPED = 11,
-	/**
-	 * @DRM_MGPU_PARAM_COMPUTE_RESETS: how often the ring of the compute
-	 * engine was reset, alone or with the whole device.
-	 */
-	DRM_MGPU_PARAM_COMPUTE_RESETS = 12,
-	/**
-	 * @DRM_MGPU_PARAM_VMS: how many VMs there are, also those that were
-	 * destroyed and whose memory the device may still use.
-	 */
-	DRM_MGPU_PARAM_VMS = 13,
-	/**
-	 * @DRM_MGPU_PARAM_PAGE_TABLES: system memory that the page tables of
-	 * all VMs use, in bytes.
-	 */
-	DRM_MGPU_PARAM_PAGE_TABLES = 14,
+	DRM_MGPU_PARAM_VRAM_PIN_LIMIT = 3,
 	/**
 	 * @DRM_MGPU_PARAM_JOB_HANGS: how many jobs of this open file have hung.
 	 * Each holds up all other clients, so with DRM_MGPU_PARAM_HANGS_MAX of
 	 * them the jobs that have not begun are cancelled, and the file can
 	 * queue no more: DRM_IOCTL_MGPU_EXEC returns -ECANCELED.
 	 */
-	DRM_MGPU_PARAM_JOB_HANGS = 15,
+	DRM_MGPU_PARAM_JOB_HANGS = 4,
 	/**
 	 * @DRM_MGPU_PARAM_COPY_HANGS: the same for copies, and
 	 * DRM_IOCTL_MGPU_GEM_COPY.
 	 */
-	DRM_MGPU_PARAM_COPY_HANGS = 16,
+	DRM_MGPU_PARAM_COPY_HANGS = 5,
 	/**
 	 * @DRM_MGPU_PARAM_SYNC_MAX: how many entries in_syncs may have, and how
 	 * many out_syncs.
 	 */
-	DRM_MGPU_PARAM_SYNC_MAX = 17,
+	DRM_MGPU_PARAM_SYNC_MAX = 6,
 	/**
 	 * @DRM_MGPU_PARAM_COPIES_MAX: how many copies one open file may have
 	 * queued at a time. If it has that many, the call waits, interruptibly,
 	 * until one of them has ended.
 	 */
-	DRM_MGPU_PARAM_COPIES_MAX = 18,
+	DRM_MGPU_PARAM_COPIES_MAX = 7,
 	/** @DRM_MGPU_PARAM_VM_MAX: how many VMs a file may have at a time. */
-	DRM_MGPU_PARAM_VM_MAX = 19,
+	DRM_MGPU_PARAM_VM_MAX = 8,
 	/**
 	 * @DRM_MGPU_PARAM_VM_SIZE: how many bytes of virtual addresses a VM
 	 * has. The number of its page tables is limited, too: they are enough
 	 * for 2 GiB of mappings without gaps, or for 1024 mappings that are far
 	 * from each other.
 	 */
-	DRM_MGPU_PARAM_VM_SIZE = 20,
+	DRM_MGPU_PARAM_VM_SIZE = 9,
 	/**
 	 * @DRM_MGPU_PARAM_EXEC_OPS_MAX: how many operations a job has at most.
 	 */
-	DRM_MGPU_PARAM_EXEC_OPS_MAX = 21,
+	DRM_MGPU_PARAM_EXEC_OPS_MAX = 10,
 	/**
 	 * @DRM_MGPU_PARAM_EXEC_SIZE_MAX: the largest size of an operation, in
 	 * bytes.
 	 */
-	DRM_MGPU_PARAM_EXEC_SIZE_MAX = 22,
+	DRM_MGPU_PARAM_EXEC_SIZE_MAX = 11,
 	/**
 	 * @DRM_MGPU_PARAM_EXEC_JOBS_MAX: how many jobs one open file may have
 	 * queued at a time; see DRM_MGPU_PARAM_COPIES_MAX.
 	 */
-	DRM_MGPU_PARAM_EXEC_JOBS_MAX = 23,
+	DRM_MGPU_PARAM_EXEC_JOBS_MAX = 12,
 	/**
 	 * @DRM_MGPU_PARAM_HANGS_MAX: how many jobs, or copies, of an open file
 	 * may hang until it can queue no more.
 	 */
-	DRM_MGPU_PARAM_HANGS_MAX = 24,
+	DRM_MGPU_PARAM_HANGS_MAX = 13,
 };
 
 /**

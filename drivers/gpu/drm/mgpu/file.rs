@@ -51,10 +51,6 @@ use crate::{
         Bo,
         BoData, //
     },
-    gpu::{
-        COMPUTE,
-        COPY, //
-    },
     pagetable, //
 };
 
@@ -136,24 +132,12 @@ impl File {
     ) -> Result<u32> {
         check(args.pad == 0 && args.value == 0)?;
 
-        let gpu = &bound.gpu;
         let file = file.inner().get_ref();
         args.value = match args.param {
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_VRAM_SIZE => dev.ttm.vram_size(),
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_APERTURE_SIZE => gpu.aperture.len(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_APERTURE_SIZE => bound.gpu.aperture.len(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_PAGE_SIZE => page::PAGE_SIZE as u64,
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_VRAM_FREE => dev.ttm.vram_free(),
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_VRAM_PINNED => dev.ttm.pinned(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_VRAM_PIN_LIMIT => dev.ttm.pin_limit(),
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_MOVES => dev.ttm.moves(),
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_APERTURE_FREE => gpu.aperture.free(),
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_RESETS => gpu.resets(COPY),
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_LOSSES => dev.ttm.losses(),
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_QUARANTINED => dev.ttm.allocator().quarantined(),
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_DMA_MAPPED => dev.ttm.dma_mapped(),
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_COMPUTE_RESETS => gpu.resets(COMPUTE),
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_VMS => gpu.contexts.count(),
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_PAGE_TABLES => gpu.contexts.memory(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_JOB_HANGS => {
                 file.jobs().get().map_or(0, Queue::hangs).into()
             }
