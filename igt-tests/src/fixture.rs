@@ -5,6 +5,7 @@
 use std::env;
 use std::fs;
 
+use crate::debugfs::DebugFs;
 use crate::drm::{path_name, reason_name, Attachment, DmaBuf, Drm, Gem};
 use crate::iommu::{is_ram, Way};
 use crate::map::{Map, PAGE};
@@ -100,6 +101,8 @@ pub struct Fixture {
     pub bar: Bar,
     /// The exporting device.
     pub gpu: PciDevice,
+    /// The parent of the DRM device: the exporting device, or an auxiliary device of it.
+    pub parent: PciDevice,
     /// The importing device.
     pub edu: PciDevice,
     /// The expected path between them.
@@ -115,15 +118,36 @@ impl Fixture {
     #[track_caller]
     pub fn open() -> Result<Self, Stop> {
         let gpu = PciDevice::vvram()?;
+        Self::of(Drm::open()?, gpu.clone(), gpu)
+    }
+
+    /// Opens the peer of an exporter, whose DRM device has the given parent.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if something is missing.
+    #[track_caller]
+    pub fn of(drm: Drm, gpu: PciDevice, parent: PciDevice) -> Result<Self, Stop> {
         let peer = Peer::open()?;
         Ok(Self {
-            drm: Drm::open()?,
+            drm,
             bar: Bar::open(&gpu)?,
             edu: PciDevice::named(peer.name()),
             expect: Expect::get()?,
             gpu,
+            parent,
             peer,
         })
+    }
+
+    /// The files of the exporter in debugfs.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there are none.
+    #[track_caller]
+    pub fn debugfs(&self) -> Result<DebugFs, Stop> {
+        DebugFs::open(&self.parent)
     }
 
     /// As [`Fixture::open`], for tests that need a route.
@@ -538,7 +562,16 @@ pub fn in_system_memory(fixture: &Fixture, peer: &Peer) -> Outcome {
 /// Fails the subtest if they do not.
 #[track_caller]
 pub fn works() -> Outcome {
-    let fixture = Fixture::open()?;
+    works_on(&Fixture::open()?)
+}
+
+/// Checks that an exporter and its peer work.
+///
+/// # Errors
+///
+/// Fails the subtest if they do not.
+#[track_caller]
+pub fn works_on(fixture: &Fixture) -> Outcome {
     let (a, b) = patterns();
     let shared = share(&fixture.drm, 2)?;
     check_ok!(shared.map.verify_value(0), "new VRAM is not zero");

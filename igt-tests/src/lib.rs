@@ -37,7 +37,9 @@ pub mod foreign;
 pub mod fragment;
 #[cfg(target_arch = "x86_64")]
 pub mod fuzz;
+pub mod gpu;
 pub mod heap;
+pub mod holders;
 pub mod igt;
 pub mod invariants;
 pub mod iommu;

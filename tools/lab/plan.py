@@ -69,7 +69,7 @@ PAIR_ONCE = ("vvram_badinput",)
 GPU_BOTH = ("mgpu_aperture", "mgpu_model", "mgpu_peer")
 GPU_PEERS = (*GPU_BOTH, "mgpu_evict@import-*", "mgpu_unbind@exporter", "mgpu_unbind@importer")
 GPU_KINDS = (*GPU_BOTH, "mgpu_evict", "mgpu_exec", "mgpu_gone", "mgpu_unbind", "mgpu_vm")
-GPU_ONCE = ("mgpu_badinput", "mgpu_engine", "mgpu_pairs", "mgpu_queue", "mgpu_recover",
+GPU_ONCE = ("mgpu_badinput", "mgpu_engine", "mgpu_holders", "mgpu_pairs", "mgpu_queue", "mgpu_recover",
             "mgpu_reset")
 # Those of their tests that wait for a timeout, or hang until the device is unbound or removed,
 # which does not depend on the kind of address: once.

@@ -609,45 +609,6 @@ fn repeated() -> Outcome {
     gpu.clean()
 }
 
-/// The parameters of the module limit pins, and refuse VRAM to importers that cannot be revoked.
-fn limits() -> Outcome {
-    let _limits = Impatient::with(&[
-        "pin_percent=25",
-        "client_pin_percent=10",
-        "unrevocable_percent=0",
-    ])?;
-    let gpu = Mgpu::first()?;
-    let debugfs = gpu.debugfs()?;
-    let size = gpu.aperture()?;
-    check_eq!(
-        gpu.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?,
-        size / 4,
-        "the limit of pins"
-    );
-    check_eq!(
-        debugfs.read("client_pin_limit")?,
-        format!("{}\n", size / 10),
-        "the limit of a client"
-    );
-    let object = gpu.drm.create_flags(4 * PAGE64, EITHER)?;
-    let (a, _) = patterns();
-    object.map()?.fill(a);
-    let peer = Peer::open()?;
-    peer.attach_and_map(&object.export()?, Mode::Pinned)?;
-    let list = object.attachments()?;
-    check_eq!(list.len(), 1, "importers");
-    check_eq!(
-        (list[0].path, list[0].reason),
-        (uapi::PATH_SYSTEM, uapi::REASON_NOT_REVOCABLE),
-        "path and reason of an importer that cannot be revoked"
-    );
-    placed(&object, uapi::PLACEMENT_SYSTEM)?;
-    peer_reads(&peer, a, &[0, 3])?;
-    debugfs.held(0)?;
-    peer.detach()?;
-    gpu.clean()
-}
-
 igt_main! {
     "peer", "the path, the addresses and the bytes", peer;
     "back", "objects come back for a peer", back;
@@ -659,6 +620,5 @@ igt_main! {
     "shared", "a peer that has all of the aperture makes room", shared;
     "contended", "others invalidate all the time", contended;
     "reserve", "pins leave room", reserve;
-    "limits", "the limits of pins, and of importers that cannot be revoked", limits;
     "repeated", "a peer maps and unmaps again and again", repeated;
 }
