@@ -13,13 +13,16 @@ use crate::fixture::{
 };
 use crate::gpu::Gpu;
 use crate::map::PAGE;
+use crate::misc;
 use crate::peer::{Mode, Peer};
 use crate::rebind::{Unbinding, Unbound};
+use crate::user::without_memory_lock;
 use crate::{expect_errno, uapi, Outcome, Stop};
 
 const ONLY: u32 = uapi::CREATE_VRAM;
 const SIZE: u64 = 4 * PAGE as u64;
 const LAST: usize = 3;
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// The policy of a device; the drop of this restores the default.
 struct Policy(DebugFs);
@@ -270,8 +273,8 @@ pub fn client<G: Gpu>() -> Outcome {
     outcome
 }
 
-/// The parameters of the module are the limits and the policy at first, in shares of what the CPU and
-/// peers see of VRAM.
+/// The parameters of the module are the limits and the policy at first, in shares of what the CPU
+/// and peers see of VRAM.
 pub fn parameter<G: Gpu>() -> Outcome {
     for (percent, policy) in [("0", "refuse"), ("25", "limit")] {
         let parameters = [
@@ -322,7 +325,7 @@ pub fn accept<G: Gpu>() -> Outcome {
         "the unbind did not wait for a mapping of VRAM"
     );
     fixture.peer.detach()?;
-    unbinding.finish(Duration::from_secs(20))?.rebind()?;
+    unbinding.finish(LIMIT)?.rebind()?;
     works_on(&G::fixture()?)
 }
 
@@ -350,4 +353,71 @@ pub fn shared<G: Gpu>() -> Outcome {
         peer_reads(peer, pattern, &[0, LAST])?;
     }
     Ok(())
+}
+
+/// Clients get no more objects that never leave VRAM than they may pin, each of them and all
+/// together, unless they may lock memory.
+pub fn stay<G: Gpu>() -> Outcome {
+    let fixture = G::with_route()?;
+    let (drm, peer, debugfs) = (&fixture.drm, &fixture.peer, fixture.debugfs()?);
+    let limit = |name: &str| -> Result<u64, Stop> {
+        let text = debugfs.read(name)?;
+        text.trim()
+            .parse()
+            .map_err(|_| Stop::fail(format_args!("{name} is {text:?}")))
+    };
+    // The charge of an object ends when its VRAM is free, which is after the work on it.
+    let await_pinned = |want: u64| -> Outcome {
+        let pinned = || drm.counter(Counter::VramPinned);
+        misc::poll(LIMIT, || (pinned().ok()? == want).then_some(()));
+        check_eq!(pinned()?, want, "VRAM that is charged");
+        Ok(())
+    };
+    let (all, own) = (limit("pin_limit")?, limit("client_pin_limit")?);
+    let piece = own / 4;
+    await_pinned(0)?;
+    let clients = [drm.another()?, drm.another()?, drm.another()?];
+
+    let mut kept = without_memory_lock(|| {
+        let mut kept: Vec<Gem<'_>> = Vec::new();
+        for client in &clients {
+            for _ in 0..4 {
+                match client.create(piece) {
+                    Ok(object) => kept.push(object),
+                    Err(error) if error.errno == libc::EDQUOT => break,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            expect_errno("more than a share", client.create(piece), libc::EDQUOT)?;
+        }
+        Ok(kept)
+    })?;
+    check_eq!(kept.len() as u64, all / piece, "objects of all clients");
+    await_pinned(all / piece * piece)?;
+    for object in &kept {
+        placed(object, uapi::PLACEMENT_VRAM)?;
+    }
+
+    // The first handle decides: one more, of any client, changes nothing, nor does a pin. The end
+    // of the object does.
+    let shared = kept.pop().ok_or_else(|| Stop::fail("no object"))?;
+    let buffer = shared.export()?;
+    let other = clients[0].import(&buffer)?;
+    peer.attach_and_map(&buffer, Mode::Pinned)?;
+    await_pinned(all / piece * piece)?;
+    peer.detach()?;
+    drop(shared);
+    await_pinned(all / piece * piece)?;
+    drop((other, buffer));
+    await_pinned((all / piece - 1) * piece)?;
+
+    // Objects that may leave, and clients that may lock memory, are not charged.
+    let either = without_memory_lock(|| Ok(clients[0].create_flags(all, EITHER)?))?;
+    let locked = drm.create(piece)?;
+    placed(&locked, uapi::PLACEMENT_VRAM)?;
+    let buffer = locked.export()?;
+    let other = without_memory_lock(|| Ok(clients[0].import(&buffer)?))?;
+    await_pinned((all / piece - 1) * piece)?;
+    drop((either, locked, other, kept));
+    await_pinned(0)
 }

@@ -39,6 +39,64 @@ pub fn become_nobody() -> Result<(), Stop> {
     Ok(())
 }
 
+/// Runs a function without the capability to lock memory, `CAP_IPC_LOCK`, which this task gets back.
+///
+/// # Errors
+///
+/// Any error of the system calls, or of the function.
+pub fn without_memory_lock<R>(body: impl FnOnce() -> Result<R, Stop>) -> Result<R, Stop> {
+    let before = Capabilities::get()?;
+    let mut less = before;
+    less.effective[0] &= !CAP_IPC_LOCK;
+    less.set()?;
+    let result = body();
+    before.set()?;
+    result
+}
+
+/// The bit of the capability to lock memory.
+const CAP_IPC_LOCK: u32 = 1 << 14;
+
+/// The capabilities of this task, 32 in each word.
+#[derive(Clone, Copy)]
+struct Capabilities {
+    effective: [u32; 2],
+    permitted: [u32; 2],
+    inheritable: [u32; 2],
+}
+
+impl Capabilities {
+    /// `_LINUX_CAPABILITY_VERSION_3`, and this task.
+    const HEADER: [u32; 2] = [0x2008_0522, 0];
+
+    fn get() -> Result<Self, SysError> {
+        let mut header = Self::HEADER;
+        // The words of effective, permitted and inheritable capabilities, twice.
+        let mut words = [0_u32; 6];
+        // SAFETY: both arrays have the layouts of the system call.
+        if unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), words.as_mut_ptr()) } < 0 {
+            return Err(SysError::last("capget"));
+        }
+        let [e, p, i, ee, pp, ii] = words;
+        Ok(Self {
+            effective: [e, ee],
+            permitted: [p, pp],
+            inheritable: [i, ii],
+        })
+    }
+
+    fn set(&self) -> Result<(), SysError> {
+        let mut header = Self::HEADER;
+        let ([e, ee], [p, pp], [i, ii]) = (self.effective, self.permitted, self.inheritable);
+        let words = [e, p, i, ee, pp, ii];
+        // SAFETY: both arrays have the layouts of the system call.
+        if unsafe { libc::syscall(libc::SYS_capset, header.as_mut_ptr(), words.as_ptr()) } < 0 {
+            return Err(SysError::last("capset"));
+        }
+        Ok(())
+    }
+}
+
 /// The permission bits of a file.
 pub fn mode(path: &Path) -> Result<u32, SysError> {
     let meta = fs::metadata(path);

@@ -258,7 +258,7 @@ pub(super) static CALLS: &[Call] = &[
         "DRM_IOCTL_VVRAM_GEM_CREATE",
         uapi::VVRAM_GEM_CREATE,
         [Vvram],
-        [ENOSPC EOPNOTSUPP],
+        [ENOSPC EOPNOTSUPP EDQUOT],
         layout!(VvramGemCreate, fix_create, {
             size: Kind::Object,
             placements: Some(3),
@@ -361,7 +361,7 @@ pub(super) static CALLS: &[Call] = &[
         "DRM_IOCTL_MGPU_GEM_CREATE",
         uapi::VVRAM_GEM_CREATE,
         [Mgpu],
-        [ENOENT ENOSPC EIO],
+        [ENOENT ENOSPC EIO EDQUOT],
         layout!(VvramGemCreate, fix_create, {
             size: Kind::Object,
             placements: Some(3),

@@ -129,9 +129,9 @@ struct drm_mgpu_getparam {
  *
  * Without DRM_MGPU_GEM_PLACE_SYSTEM the object is in VRAM for as long as it
  * lives, and an importer that cannot reach it there is refused with
- * -EOPNOTSUPP. The object is never evicted to make room for others, but its
- * VRAM is not accounted for as pinned; an administrator limits it by the cgroup
- * controller dmem.
+ * -EOPNOTSUPP. The object is never evicted to make room for others, so it is
+ * charged as a pin, to the file that has created it, for as long as it lives.
+ * It is not charged if the caller has CAP_IPC_LOCK.
  */
 #define DRM_MGPU_GEM_PLACE_VRAM	(1 << 0)
 /**
@@ -165,8 +165,9 @@ struct drm_mgpu_getparam {
  * Creates an object that reads as zeroes. Returns -EINVAL for a size of 0, for
  * a placement or a flag that is unknown, and without a placement: there is no
  * default. Returns -ENOENT for a VM that is unknown, -ENOSPC when no placement
- * has room for the object, -EINTR if a signal arrived, and -EIO or -ENODEV if
- * the device does not work any more.
+ * has room for the object, -EDQUOT if it would be charged and no more VRAM may
+ * be pinned, -EINTR if a signal arrived, and -EIO or -ENODEV if the device does
+ * not work any more.
  *
  * All objects that are private to a VM share one reservation, which makes
  * DRM_IOCTL_MGPU_EXEC faster. An export of a private object fails with -EPERM.

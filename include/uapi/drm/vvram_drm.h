@@ -96,9 +96,9 @@ struct drm_vvram_getparam {
  *
  * Without DRM_VVRAM_GEM_PLACE_SYSTEM the object is in VRAM for as long as it
  * lives, and an importer that cannot reach it there is refused with
- * -EOPNOTSUPP. The object is never evicted to make room for others, but its
- * VRAM is not accounted for as pinned; an administrator limits it by the cgroup
- * controller dmem.
+ * -EOPNOTSUPP. The object is never evicted to make room for others, so it is
+ * charged as a pin, to the file that has created it, for as long as it lives.
+ * It is not charged if the caller has CAP_IPC_LOCK.
  */
 #define DRM_VVRAM_GEM_PLACE_VRAM	(1 << 0)
 /**
@@ -150,7 +150,8 @@ struct drm_vvram_getparam {
  * a placement or a flag that is unknown, and without a placement: there is no
  * default, because the placement decides which importers are refused and
  * whether the object moves, and both are for the caller to choose. Returns
- * -ENOSPC when no placement has room for the object, -EOPNOTSUPP for
+ * -ENOSPC when no placement has room for the object, -EDQUOT if it would be
+ * charged and no more VRAM may be pinned, -EOPNOTSUPP for
  * DRM_VVRAM_GEM_DIRECT_IO if the BAR has no struct pages, and -EINTR if a
  * signal arrived.
  */

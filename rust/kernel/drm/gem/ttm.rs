@@ -12,7 +12,8 @@
 //! and are made anew at the next access. An object does not move while the kernel maps it, nor
 //! while a process maps it for direct I/O ([`TtmObject::direct_io`]).
 //!
-//! An object that is pinned in VRAM is charged to the client that exported it: see [`PinAccount`].
+//! An object that is pinned in VRAM is charged to the client that exported it, and one that never
+//! leaves VRAM to the client that made it: see [`PinAccount`].
 //!
 //! An object may also stand for the buffer of another device, see [`Import`]. It has no memory here
 //! and cannot be moved or pinned; the exporter provides the mappings of processes.
@@ -366,6 +367,7 @@ use self::{
     ops::{
         destroy_callback,
         free_callback,
+        open_callback,
         status_callback, //
     },
     vmap::{
@@ -375,7 +377,6 @@ use self::{
 };
 use super::{
     close_callback,
-    open_callback,
     peer::{
         trace,
         Client, //
@@ -483,6 +484,33 @@ struct Pins {
     charged: Option<Arc<PinAccount>>,
     /// The charge of the cgroup of the process that pinned the object, while it is charged.
     group: Option<Charge>,
+    stay: Stay,
+}
+
+/// The charge for an object that never leaves VRAM.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stay {
+    /// No client has had a handle yet.
+    Undecided,
+    /// The first client that had one may lock memory.
+    Free,
+    /// The object is charged as long as it lives.
+    Charged,
+}
+
+impl Pins {
+    /// Ends the charge for `obj`, if there is one.
+    fn uncharge<T: TtmObject>(&mut self, obj: &Object<T>) {
+        if self.group.take().is_none() {
+            return;
+        }
+
+        let size = obj.size() as u64;
+        obj.ttm().uncharge_pin(size);
+        if let Some(account) = self.charged.take() {
+            account.sub(size);
+        }
+    }
 }
 
 // SAFETY: GEM objects may be used and released from any task, and `T` is `Send`.
@@ -618,6 +646,7 @@ impl<T: TtmObject> Object<T> {
                     client: Client::NONE,
                     charged: None,
                     group: None,
+                    stay: Stay::Undecided,
                 }),
                 backup: UnsafeCell::new(None),
                 shown: UnsafeCell::new(false),

@@ -47,8 +47,10 @@ pub struct PinShares {
 /// A driver keeps one in each open file, and returns it by [`TtmObject::pins`]. As long as an
 /// object is pinned in VRAM, its size is charged once, to the client that exported it, or to the
 /// client that mapped it for direct I/O if that came first. The pin itself comes from another
-/// device, which has no file. The account stays with the object when the client
-/// is gone, and the limit of the device still applies.
+/// device, which has no file. An object that never leaves VRAM is charged from its first handle to
+/// its end, to the client that got that handle, unless the client may lock memory
+/// (`CAP_IPC_LOCK`). The account stays with the object when the client is gone, and the limit of
+/// the device still applies.
 pub struct PinAccount(Atomic<u64>);
 
 impl Default for PinAccount {

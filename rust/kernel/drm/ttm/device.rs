@@ -430,7 +430,8 @@ impl<T: TtmObject> Device<T> {
         self.vram.allocator().avail()
     }
 
-    /// Returns how much of VRAM is pinned, in bytes.
+    /// Returns how much of VRAM is charged as pinned, see [`PinAccount`](super::PinAccount), in
+    /// bytes.
     #[inline]
     pub fn pinned(&self) -> u64 {
         self.pinned.load(Relaxed)

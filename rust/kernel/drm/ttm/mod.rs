@@ -201,8 +201,8 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
         None
     }
 
-    /// Returns the account to which pins of objects are charged that `file` exports, or maps for
-    /// direct I/O, if the driver keeps one.
+    /// Returns the account of `file` to which pins of objects are charged, if the driver keeps one:
+    /// see [`PinAccount`].
     fn pins(file: &ClientOf<Self>) -> Option<&Arc<PinAccount>> {
         let _ = file;
         None

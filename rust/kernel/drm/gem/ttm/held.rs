@@ -6,7 +6,8 @@
 
 use super::{
     Held,
-    Object, //
+    Object,
+    Stay, //
 };
 use crate::{
     bindings,
@@ -126,8 +127,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     /// would have to skip it.
     ///
     /// TTM keeps pinned objects off the list, so this is a pin for TTM. It is not a pin for other
-    /// code: [`Self::is_pinned`] ignores it, it is not charged, and [`Self::validate`] moves the
-    /// object all the same.
+    /// code: [`Self::is_pinned`] ignores it, and [`Self::validate`] moves the object all the same.
+    /// For its charge see [`Self::charge_stay`].
     pub(super) fn take_off_lru(&mut self) {
         if self.data().domain() == Domain::Vram && self.mem_type() == Some(MemType::Vram) {
             self.set_off_lru(true);
@@ -326,20 +327,40 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         Ok(())
     }
 
-    /// Undoes [`Self::charge`], if the object is charged and not pinned.
+    /// Undoes [`Self::charge`], if the object is charged, not pinned, and may leave VRAM.
     pub(crate) fn uncharge_unpinned(&mut self) {
-        let size = self.obj.size() as u64;
         // SAFETY: The reservation, which guards the cell, is held.
         let pins = unsafe { &mut *self.obj.pins.get() };
 
-        if self.is_pinned() || pins.group.take().is_none() {
-            return;
+        if !self.is_pinned() && pins.stay != Stay::Charged {
+            pins.uncharge(self.obj);
+        }
+    }
+
+    /// Charges for an object that never leaves VRAM, as long as it lives, to `account`: that of the
+    /// client that gets its first handle. Does nothing for other objects and later handles.
+    ///
+    /// Nobody else gets that VRAM, as if it were pinned. A task that may lock memory, by
+    /// `CAP_IPC_LOCK`, is not charged.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::charge`].
+    pub(super) fn charge_stay(&mut self, account: Option<Arc<PinAccount>>) -> Result {
+        // SAFETY: The reservation, which guards the cell, is held.
+        let pins = unsafe { &mut *self.obj.pins.get() };
+
+        if self.data().domain() != Domain::Vram || pins.stay != Stay::Undecided {
+            return Ok(());
+        }
+        if may_lock_memory() {
+            pins.stay = Stay::Free;
+            return Ok(());
         }
 
-        self.obj.ttm().uncharge_pin(size);
-        if let Some(account) = pins.charged.take() {
-            account.sub(size);
-        }
+        self.charge_to(account)?;
+        pins.stay = Stay::Charged;
+        Ok(())
     }
 
     /// Sets the client that exports the object, and the account that is charged for pins, unless
@@ -524,6 +545,18 @@ impl<T: TtmObject> Reserved<'_, T> {
             obj: self.object().into(),
             _runtime_guard: runtime_guard,
         })
+    }
+}
+
+/// Returns whether the current task may lock any amount of memory.
+fn may_lock_memory() -> bool {
+    // A task that may not is nothing to be audited, as the charge is the rule.
+    // SAFETY: The namespace is static.
+    unsafe {
+        bindings::ns_capable_noaudit(
+            &raw mut bindings::init_user_ns,
+            bindings::CAP_IPC_LOCK as i32,
+        )
     }
 }
 

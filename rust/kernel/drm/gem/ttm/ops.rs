@@ -19,6 +19,7 @@ use crate::{
             AllocOps, //
         },
         gem::{
+            self,
             peer::{
                 handle_to_fd,
                 Client, //
@@ -28,7 +29,10 @@ use crate::{
         },
         private::Sealed,
         ttm::TtmObject,
-        vram::MemType, //
+        vram::{
+            Domain,
+            MemType, //
+        }, //
     },
     prelude::*,
     types::Opaque, //
@@ -74,6 +78,31 @@ impl<T: TtmObject> AllocImpl for Object<T> {
 
     const UNPLUGGING: Option<unsafe fn(*mut bindings::drm_device)> = Some(unplugging_callback::<T>);
     const UNPLUGGED: Option<unsafe fn(*mut bindings::drm_device)> = Some(unplugged_callback::<T>);
+}
+
+/// # Safety
+///
+/// Called by the DRM core with an object of this class, to which an open file of `T::Driver` gets a
+/// handle.
+pub(super) unsafe extern "C" fn open_callback<T: TtmObject>(
+    gem: *mut bindings::drm_gem_object,
+    file: *mut bindings::drm_file,
+) -> c_int {
+    // SAFETY: The object is valid and of this class.
+    let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(gem) };
+
+    if obj.domain() == Domain::Vram {
+        // SAFETY: As promised by the caller.
+        let account = T::pins(unsafe { drm::File::from_raw(file) });
+        let charged = obj
+            .reserve(true)
+            .and_then(|mut object| object.view().charge_stay(account.cloned()));
+
+        if let Err(e) = charged {
+            return e.to_errno();
+        }
+    }
+    gem::open_callback::<T>(gem, file)
 }
 
 /// # Safety
@@ -143,12 +172,15 @@ unsafe fn unplugged_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
 pub(super) unsafe extern "C" fn destroy_callback<T: TtmObject>(
     bo: *mut bindings::ttm_buffer_object,
 ) {
-    // SAFETY: The object is an `Object<T>` in a box.
+    // SAFETY: The object is an `Object<T>` in a box, which nobody else uses. Its device is not
+    // released before this returns.
     unsafe {
+        let obj = container_of!(Opaque::cast_from(bo), Object<T>, bo).cast_mut();
+
+        // The VRAM is free now.
+        (*(*obj).pins.get()).uncharge(&*obj);
         bindings::drm_gem_object_release(&raw mut (*bo).base);
-        drop(KBox::from_raw(
-            container_of!(Opaque::cast_from(bo), Object<T>, bo).cast_mut(),
-        ));
+        drop(KBox::from_raw(obj));
     }
 }
 
