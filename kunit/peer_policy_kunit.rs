@@ -46,7 +46,7 @@ mod tests {
     };
 
     /// How many bits a case has: see [`facts`].
-    const CASE_BITS: u32 = 13;
+    const CASE_BITS: u32 = 14;
 
     /// Makes the combination of facts that the bits of `case` stand for.
     fn facts(case: u32) -> Facts {
@@ -71,6 +71,7 @@ mod tests {
                 _ => Domain::Either,
             },
             vram_or_fail: bit(12),
+            encoded: bit(13),
             pinned: match (case >> 8) & 3 {
                 0 => None,
                 1 => Some(MemType::Tt),
@@ -82,7 +83,7 @@ mod tests {
     }
 
     /// The reasons against peer-to-peer memory, in the order in which they are reported.
-    fn obstacles(f: &Facts) -> [(bool, Reason); 6] {
+    fn obstacles(f: &Facts) -> [(bool, Reason); 7] {
         [
             (!f.route.opted_in, Reason::NoOptIn),
             (!f.route.pci, Reason::NotPci),
@@ -93,6 +94,7 @@ mod tests {
                 f.unrevocable && f.domain != Domain::System,
                 Reason::NotRevocable,
             ),
+            (f.encoded && f.domain != Domain::System, Reason::Encoded),
         ]
     }
 
@@ -156,6 +158,7 @@ mod tests {
             (Reason::SystemOnly, EOPNOTSUPP),
             (Reason::NotRevocable, EOPNOTSUPP),
             (Reason::NoWindow, EOPNOTSUPP),
+            (Reason::Encoded, EOPNOTSUPP),
             (Reason::PinnedElsewhere, EOPNOTSUPP),
             (Reason::Quota, EDQUOT),
         ] {
@@ -183,12 +186,13 @@ mod tests {
             Reason::SystemOnly,
             Reason::NotRevocable,
             Reason::NoWindow,
+            Reason::Encoded,
             Reason::PinnedElsewhere,
             Reason::Quota,
         ];
 
         assert!(paths.map(Path::code) == [1, 2, 3, 4]);
-        assert!(reasons.map(Reason::code) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 17]);
+        assert!(reasons.map(Reason::code) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 17]);
     }
 
     #[test]

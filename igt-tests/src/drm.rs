@@ -219,6 +219,7 @@ pub fn reason_name(reason: u32) -> String {
         8 => "system-only",
         9 => "not-revocable",
         10 => "no-window",
+        11 => "encoded",
         16 => "pinned-elsewhere",
         17 => "quota",
         other => return format!("reason {other}"),

@@ -398,11 +398,31 @@ impl RegistrationInit<Driver> for Init {
     }
 }
 
-peer_object! {
-    pub(crate) struct Bo(Domain);
+/// The driver's part of an object.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    domain: Domain,
+    encoded: bool,
+}
 
-    fn import_args() -> Option<Domain> {
-        Some(Domain::System)
+impl From<Domain> for Kind {
+    fn from(domain: Domain) -> Self {
+        Self {
+            domain,
+            encoded: false,
+        }
+    }
+}
+
+peer_object! {
+    pub(crate) struct Bo(Kind);
+
+    fn is_encoded(&self) -> bool {
+        self.0.encoded
+    }
+
+    fn import_args() -> Option<Kind> {
+        Some(Domain::System.into())
     }
 }
 
@@ -443,7 +463,7 @@ impl TtmObject for Bo {
 
     fn domain(&self) -> Domain {
         DOMAINS.fetch_add(1, Relaxed);
-        self.0
+        self.0.domain
     }
 
     type Engine<'a, 'bound: 'a> = Ring<'a, 'bound>;
@@ -629,12 +649,26 @@ impl Card {
         places: &[Place],
         domain: Domain,
     ) -> Result<ARef<Object>> {
+        self.object_of(pages, places, domain.into())
+    }
+
+    /// Makes an object of a page that peers cannot read in VRAM.
+    pub(crate) fn encoded(&self, domain: Domain) -> Result<ARef<Object>> {
+        let kind = Kind {
+            domain,
+            encoded: true,
+        };
+
+        self.object_of(1, &domain.places(), kind)
+    }
+
+    fn object_of(&self, pages: u64, places: &[Place], kind: Kind) -> Result<ARef<Object>> {
         Object::new(
             self.registration.device(),
             (pages * PAGE) as usize,
             places,
             &mut OpCtx::uninterruptible(),
-            domain,
+            kind,
         )
     }
 

@@ -247,6 +247,35 @@ mod tests {
     }
 
     #[test]
+    fn importer_moves_an_encoded_object() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.encoded(Domain::Either)?;
+            fill(&object, 6)?;
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
+            let here = offset(&object)?;
+            let buf = export(&object)?;
+
+            for maps in 1..3 {
+                let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+                map(&at)?;
+                check_eq!(mem_type(&object)?, Some(MemType::Tt));
+                check!(!at.with(|at| leads_to_vram(pdev, at, here))?);
+                check!(holds(&object, Some(6))?);
+                check_eq!(only(&object)?.outcome, Outcome::system(Reason::Encoded));
+                check_eq!(count(&card, Event::AttachSystem, Reason::Encoded), maps);
+                check_eq!(count(&card, Event::MapSystem, Reason::Encoded), maps);
+                drop(at);
+
+                // Without an importer it may be in VRAM again.
+                validate(&object, &[Place::VRAM])?;
+                check!(holds(&object, Some(6))?);
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
     fn suspended_device_has_no_peers() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0)?;

@@ -235,7 +235,7 @@ mod tests {
                 (pages * PAGE) as usize,
                 &[Place::VRAM],
                 &mut OpCtx::uninterruptible(),
-                Domain::Either,
+                Domain::Either.into(),
             )
         }
 

@@ -367,7 +367,7 @@ mod tests {
                         PAGE as usize,
                         &[Place::VRAM],
                         &mut OpCtx::uninterruptible(),
-                        Domain::Vram,
+                        Domain::Vram.into(),
                     )
                 })?;
                 let has_vram =

@@ -72,7 +72,7 @@ mod tests {
                 (pages * PAGE) as usize,
                 &[place],
                 &mut OpCtx::uninterruptible(),
-                domain,
+                domain.into(),
             )
         }
 
@@ -161,7 +161,7 @@ mod tests {
                     PAGE as usize,
                     &[place],
                     &mut OpCtx::uninterruptible(),
-                    Domain::Either,
+                    Domain::Either.into(),
                 )
             };
             let moved = new(Place::TT)?;

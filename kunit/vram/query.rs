@@ -143,6 +143,26 @@ mod tests {
     }
 
     #[test]
+    fn object_is_encoded() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+
+            for (domain, outcome) in [
+                (Domain::Vram, Outcome::refused(Reason::Encoded)),
+                (Domain::Either, Outcome::system(Reason::Encoded)),
+                // It is never in VRAM.
+                (Domain::System, Outcome::system(Reason::SystemOnly)),
+            ] {
+                let object = card.encoded(domain)?;
+                let answer = ask_and_attach(pdev, &object, pdev.as_ref())?;
+
+                check_eq!(answer.outcome, outcome);
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
     fn driver_of_the_importer_is_kept() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0)?;

@@ -523,12 +523,12 @@ fn counters() -> Outcome {
         "map-system",
         "map-refused",
     ] {
-        for code in (0..=10).chain(16..=17) {
+        for code in (0..=11).chain(16..=17) {
             let key = (event.to_string(), reason_name(code));
             check!(before.contains_key(&key), "{key:?} is not in {before:?}");
         }
     }
-    check_eq!(before.len(), 5 * 13 + 1, "counters");
+    check_eq!(before.len(), 5 * 14 + 1, "counters");
     for _ in 0..3 {
         expect_errno(
             "attaching without peer-to-peer memory to VRAM only",

@@ -234,8 +234,8 @@ fn names() -> Outcome {
     let trace = Trace::new()?;
     for event in ["attach", "pin", "unpin", "map", "unmap"] {
         let format = trace.format(event)?;
-        let paths = (1..=4).map(|path| (path, path_name(path)));
-        let reasons = (0..=10)
+        let paths = (1..=5).map(|path| (path, path_name(path)));
+        let reasons = (0..=11)
             .chain(16..=17)
             .map(|code| (code, reason_name(code)));
         for (code, name) in paths.chain(reasons) {

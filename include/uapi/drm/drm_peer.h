@@ -47,14 +47,17 @@ enum drm_peer_path {
 /**
  * enum drm_peer_reason - why a path is not peer to peer
  *
- * With a reason from 1 to 5, or 9, the importer gets the buffer in system
- * memory if the buffer may be placed and imported there; otherwise the importer
- * is refused. If several of these reasons apply, the first one of the list is
- * given. With 6 to 8 the importer could use peer-to-peer memory, but the buffer
- * is in system memory. The same is true for PINNED_ELSEWHERE, unless the
- * importer was refused, and for SUSPENDED, if the importer can be revoked.
- * NO_WINDOW is the reason why a map gets system memory, or why it fails with
- * -ENOSPC if the buffer cannot move there.
+ * With a reason from 1 to 5, with 9 or with 11, the importer gets the buffer in
+ * system memory if the buffer may be placed and imported there; otherwise the
+ * importer is refused. With 6 to 8 the importer could use peer-to-peer memory,
+ * but the buffer is in system memory. The same is true for PINNED_ELSEWHERE,
+ * unless the importer was refused, and for SUSPENDED, if the importer can be
+ * revoked. NO_WINDOW is the reason why a map gets system memory, or why it
+ * fails with -ENOSPC if the buffer cannot move there.
+ *
+ * If several reasons apply, one of them is given. It is not defined which one,
+ * so a caller that removes a reason may get another one. Later versions may
+ * have more reasons.
  */
 enum drm_peer_reason {
 	/** @DRM_PEER_REASON_NONE: it is peer to peer. */
@@ -97,6 +100,11 @@ enum drm_peer_reason {
 	 * is full of windows of buffers that are pinned, or is busy.
 	 */
 	DRM_PEER_REASON_NO_WINDOW = 10,
+	/**
+	 * @DRM_PEER_REASON_ENCODED: peers cannot read the buffer in VRAM as it
+	 * is, because it is compressed or encrypted there.
+	 */
+	DRM_PEER_REASON_ENCODED = 11,
 	/**
 	 * @DRM_PEER_REASON_PINNED_ELSEWHERE: the buffer is pinned where the
 	 * importer cannot reach it.

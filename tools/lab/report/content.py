@@ -262,6 +262,7 @@ REASONS = {"no-opt-in": "the importer does not take peer-to-peer memory",
            "system-only": "the object was made for it",
            "not-revocable": "the importer cannot be revoked",
            "no-window": "the aperture is full",
+           "encoded": "it is compressed or encrypted in VRAM",
            "pinned-elsewhere": "it is pinned there",
            "quota": "the pin is over the limit"}
 

@@ -89,6 +89,7 @@ pub fn reason(number: u32) -> &'static str {
         8 => "system-only",
         9 => "not-revocable",
         10 => "no-window",
+        11 => "encoded",
         16 => "pinned-elsewhere",
         17 => "quota",
         _ => "unknown",

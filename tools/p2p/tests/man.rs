@@ -65,6 +65,9 @@ The importer cannot be revoked, and the exporter does not give VRAM to such impo
 no-window
 The exporter shows VRAM through windows, and had no room for another one.
 .TP
+encoded
+The buffer is compressed or encrypted in VRAM, so that other devices cannot read it there.
+.TP
 pinned-elsewhere
 The buffer is pinned where this importer does not reach it, or in system memory.
 .TP

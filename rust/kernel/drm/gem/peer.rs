@@ -159,6 +159,16 @@ pub trait PeerObject: DriverObject<Driver: drm::Driver<Object = Self::Class>> {
         false
     }
 
+    /// Returns whether the object is compressed or encrypted while it is in VRAM, so that peers
+    /// cannot read it there as it is.
+    ///
+    /// Importers that map it get it in system memory, where the driver's moves have to decode it,
+    /// or not at all. Mappings of the CPU, also by `dma_buf_vmap()`, show VRAM as it is. The result
+    /// must not change.
+    fn is_encoded(&self) -> bool {
+        false
+    }
+
     /// Returns the arguments for an object that stands for a buffer of another device, or [`None`]
     /// if the driver does not import any.
     fn import_args() -> Option<Self::Args> {

@@ -112,6 +112,7 @@ impl Counters {
             Reason::PinnedElsewhere => 10,
             Reason::Quota => 11,
             Reason::NoWindow => 12,
+            Reason::Encoded => 13,
         };
 
         &self.0[event as usize][column]

@@ -287,6 +287,7 @@ impl<T: PeerObject> GemExport<T> {
             inside_bar: Object::<T>::can_be_seen(object),
             domain: obj.domain(),
             vram_or_fail: obj.data().vram_or_fail(),
+            encoded: obj.data().is_encoded(),
             pinned,
             unrevocable: importer.is_unrevocable(obj.vram().holders()),
         }

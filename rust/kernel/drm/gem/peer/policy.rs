@@ -82,6 +82,9 @@ pub struct Facts {
     /// Importers get the object in VRAM or not at all, see
     /// [`PeerObject::vram_or_fail`](super::PeerObject::vram_or_fail).
     pub vram_or_fail: bool,
+    /// Peers cannot read the object in VRAM as it is, see
+    /// [`PeerObject::is_encoded`](super::PeerObject::is_encoded).
+    pub encoded: bool,
     /// Where the object is pinned, if it is.
     pub pinned: Option<MemType>,
     /// The importer cannot be revoked, and the device does not give VRAM to such importers, see
@@ -92,7 +95,7 @@ pub struct Facts {
 /// Decides what an importer gets.
 ///
 /// A pure function, so that all combinations can be tested. If several reasons apply, the reason of
-/// the route comes first, see [`Route::path`].
+/// the route comes first, see [`Route::path`]. Userspace must not rely on that order.
 ///
 /// # Examples
 ///
@@ -123,6 +126,7 @@ pub struct Facts {
 ///     inside_bar: true,
 ///     domain: Domain::Vram,
 ///     vram_or_fail: false,
+///     encoded: false,
 ///     pinned: None,
 ///     unrevocable: false,
 /// };
@@ -151,6 +155,8 @@ pub fn decide(facts: &Facts) -> Outcome {
         Ok(_) if !facts.inside_bar => Err(Reason::OutsideBar),
         Ok(_) if facts.suspended => Err(Reason::Suspended),
         Ok(_) if facts.unrevocable && facts.domain != Domain::System => Err(Reason::NotRevocable),
+        // A move to system memory decodes the object.
+        Ok(_) if facts.encoded && facts.domain != Domain::System => Err(Reason::Encoded),
         path => path.map(Path::from).map_err(Reason::from),
     };
     let pinned_in_vram = facts.pinned == Some(MemType::Vram);

@@ -192,7 +192,7 @@ pub fn of_object<T: PeerObject>(
 }
 
 /// Returns what `importer` would get of `vram` of the device `owner`, for an object that importers
-/// get in VRAM or not at all, that the BAR shows, and that is not pinned.
+/// get in VRAM or not at all, that the BAR shows, and that is neither pinned nor encoded.
 ///
 /// Resumes the device.
 pub fn of_vram<T: PeerObject>(
@@ -209,6 +209,7 @@ pub fn of_vram<T: PeerObject>(
         inside_bar: true,
         domain: Domain::Vram,
         vram_or_fail: true,
+        encoded: false,
         pinned: None,
         unrevocable: importer.is_unrevocable(vram.holders()),
     };

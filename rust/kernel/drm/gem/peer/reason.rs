@@ -64,7 +64,7 @@ impl From<PeerPath> for Path {
 
 /// Why an importer does not get peer-to-peer memory, `enum drm_peer_reason`.
 ///
-/// The reasons 1 to 5 and 9 lead to system memory if the object may live there, and else to a
+/// The reasons 1 to 5, 9 and 11 lead to system memory if the object may live there, and else to a
 /// refusal. So does 10, but only at a map. The reasons 6 to 8 are about where the object is, and
 /// lead to system memory. The others refuse; an importer that could have peer-to-peer memory gets
 /// system memory if the object is pinned there.
@@ -94,6 +94,8 @@ pub enum Reason {
     NotRevocable = uapi::drm_peer_reason_DRM_PEER_REASON_NOT_REVOCABLE,
     /// The aperture through which peers see VRAM is full of windows.
     NoWindow = uapi::drm_peer_reason_DRM_PEER_REASON_NO_WINDOW,
+    /// Peers cannot read the object in VRAM, because it is compressed or encrypted there.
+    Encoded = uapi::drm_peer_reason_DRM_PEER_REASON_ENCODED,
     /// The object is pinned where the importer cannot reach it.
     PinnedElsewhere = uapi::drm_peer_reason_DRM_PEER_REASON_PINNED_ELSEWHERE,
     /// The limit of pinned VRAM is reached.
@@ -113,7 +115,7 @@ impl From<RouteError> for Reason {
 
 impl Reason {
     /// All reasons, in the order of their values.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::None,
         Self::NoOptIn,
         Self::NotPci,
@@ -125,6 +127,7 @@ impl Reason {
         Self::SystemOnly,
         Self::NotRevocable,
         Self::NoWindow,
+        Self::Encoded,
         Self::PinnedElsewhere,
         Self::Quota,
     ];
@@ -143,6 +146,7 @@ impl Reason {
             Self::SystemOnly => "system-only",
             Self::NotRevocable => "not-revocable",
             Self::NoWindow => "no-window",
+            Self::Encoded => "encoded",
             Self::PinnedElsewhere => "pinned-elsewhere",
             Self::Quota => "quota",
         }
