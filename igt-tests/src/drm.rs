@@ -201,6 +201,7 @@ pub fn path_name(path: u32) -> String {
         uapi::PATH_PEER_HOST_BRIDGE => "host-bridge".to_string(),
         uapi::PATH_SYSTEM => "system".to_string(),
         uapi::PATH_REFUSED => "refused".to_string(),
+        uapi::PATH_LINK => "link".to_string(),
         other => format!("path {other}"),
     }
 }

@@ -292,6 +292,8 @@ pub const PATH_PEER_HOST_BRIDGE: u32 = 2;
 pub const PATH_SYSTEM: u32 = 3;
 /// Refused.
 pub const PATH_REFUSED: u32 = 4;
+/// Peer to peer by a link that is not PCI.
+pub const PATH_LINK: u32 = 5;
 
 /// It is peer to peer.
 pub const REASON_NONE: u32 = 0;

@@ -42,6 +42,14 @@ enum drm_peer_path {
 	DRM_PEER_PATH_SYSTEM = 3,
 	/** @DRM_PEER_PATH_REFUSED: the attach is refused. */
 	DRM_PEER_PATH_REFUSED = 4,
+	/**
+	 * @DRM_PEER_PATH_LINK: peer to peer by a link between both devices that
+	 * is not PCI, such as XGMI, NVLink or Xe Link, and that the driver of
+	 * the exporter knows. The route of PCI does not matter then. No driver
+	 * has such a link yet; each call that returns a path may return this
+	 * one later.
+	 */
+	DRM_PEER_PATH_LINK = 5,
 };
 
 /**
@@ -57,7 +65,7 @@ enum drm_peer_path {
  *
  * If several reasons apply, one of them is given. It is not defined which one,
  * so a caller that removes a reason may get another one. Later versions may
- * have more reasons.
+ * have more reasons, and more paths.
  */
 enum drm_peer_reason {
 	/** @DRM_PEER_REASON_NONE: it is peer to peer. */

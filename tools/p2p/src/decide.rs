@@ -16,6 +16,8 @@ pub enum Path {
     Bus,
     /// Peer to peer through the host bridge.
     HostBridge,
+    /// Peer to peer by a link that is not PCI, of which only a driver knows.
+    Link,
     /// From system memory.
     System,
     /// Not at all.
@@ -30,6 +32,7 @@ impl Path {
         match self {
             Self::Bus => "bus",
             Self::HostBridge => "host-bridge",
+            Self::Link => "link",
             Self::System => "system",
             Self::Refused => "refused",
             Self::Unknown => "unknown",
@@ -38,7 +41,7 @@ impl Path {
 
     /// Whether it is peer to peer.
     pub fn is_peer(self) -> bool {
-        matches!(self, Self::Bus | Self::HostBridge)
+        matches!(self, Self::Bus | Self::HostBridge | Self::Link)
     }
 }
 

@@ -52,8 +52,8 @@ impl Cell {
         let Some(answer) = &self.kernel else {
             return false;
         };
-        // Reasons of the driver, besides the route, are not visible in sysfs.
-        let of_route = matches!(answer.reason, "none" | "no-route");
+        // Reasons of the driver, besides the route, are not visible in sysfs, and links are not.
+        let of_route = matches!(answer.reason, "none" | "no-route") && answer.path != Path::Link;
         of_route && self.sysfs.path != Path::Unknown && self.sysfs.path != answer.path
     }
 
@@ -78,6 +78,7 @@ impl Cell {
         match self.path() {
             Path::Bus => format!("BUS{hops}{by_kernel}"),
             Path::HostBridge => format!("HOST{hops}{by_kernel}"),
+            Path::Link => format!("LINK{by_kernel}"),
             Path::Refused | Path::System => format!("NO{by_kernel}"),
             Path::Unknown => {
                 let maybe: Vec<_> = self.sysfs.maybe.iter().map(|it| short(*it)).collect();
@@ -91,6 +92,7 @@ fn short(path: Path) -> &'static str {
     match path {
         Path::Bus => "BUS",
         Path::HostBridge => "HOST",
+        Path::Link => "LINK",
         Path::Refused | Path::System => "NO",
         Path::Unknown => "",
     }
@@ -385,6 +387,7 @@ pub fn answer_json(it: &Answer) -> Value {
 const LEGEND: &str = "  X      the device itself
   BUSn   peer to peer by bus address, over n hops, without the host
   HOSTn  peer to peer through the host bridge, by IOVA if an IOMMU translates
+  LINK   peer to peer by a link that is not PCI, as the driver says
   NO     no permitted route: from system memory, or the importer is refused
   a/b?   one of these: the answer is unknown, see p2p why and the notes
   *      the kernel's own answer; all others follow from sysfs
@@ -466,5 +469,13 @@ mod tests {
         let system = cell(Path::Refused, Some(Path::System));
         assert_eq!(refused.directions(&system, "a", "b"), None);
         assert_eq!(bus.directions(&bus, "a", "b"), None);
+    }
+
+    #[test]
+    fn a_link_that_sysfs_does_not_show() {
+        let link = cell(Path::Refused, Some(Path::Link));
+        assert!(!link.is_contradicted());
+        assert!(cell(Path::Refused, Some(Path::HostBridge)).is_contradicted());
+        assert_eq!(link.mark(), "LINK*");
     }
 }

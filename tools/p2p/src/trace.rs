@@ -48,7 +48,7 @@ impl Event {
     pub fn is_fallback(&self) -> bool {
         let failed = !matches!(self.field("ret"), "" | "0");
         let importer = matches!(self.name.as_str(), "attach" | "map" | "pin");
-        failed || importer && !matches!(self.field("path"), "" | "bus" | "host-bridge")
+        failed || importer && !matches!(self.field("path"), "" | "bus" | "host-bridge" | "link")
     }
 
     /// In words.

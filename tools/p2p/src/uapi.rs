@@ -71,6 +71,7 @@ pub fn path(number: u32) -> Path {
         2 => Path::HostBridge,
         3 => Path::System,
         4 => Path::Refused,
+        5 => Path::Link,
         _ => Path::Unknown,
     }
 }

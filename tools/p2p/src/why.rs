@@ -90,6 +90,7 @@ impl Why<'_> {
                 "peer to peer through the host bridge, by IOVA".to_string()
             }
             Path::HostBridge => "peer to peer through the host bridge".to_string(),
+            Path::Link => "peer to peer, by a link that is not PCI".to_string(),
             Path::Refused | Path::System => {
                 let reason = cell
                     .kernel
@@ -106,9 +107,11 @@ impl Why<'_> {
                 format!("unknown: {}", maybe.join(" or "))
             }
         };
-        let hops = match cell.path().is_peer() {
-            true => format!(", {} hops", cell.distance().unwrap_or(-1)),
-            false => String::new(),
+        let hops = match cell.path() {
+            Path::Bus | Path::HostBridge => {
+                format!(", {} hops", cell.distance().unwrap_or(-1))
+            }
+            _ => String::new(),
         };
         let source = match cell.source() {
             "kernel" => "the driver of the memory says so",
@@ -121,6 +124,10 @@ impl Why<'_> {
     fn decides(&self, machine: &Machine) -> Vec<String> {
         let it = &self.cell.sysfs;
         let mut lines = Vec::new();
+        if self.cell.path() == Path::Link {
+            lines.push("the driver knows the link, and the route of PCI does not matter".into());
+            return lines;
+        }
         if it.is_without_p2pdma {
             let from = machine.kconfig.from();
             lines.push(format!("the kernel is built without PCI_P2PDMA ({from})"));
@@ -203,7 +210,7 @@ impl Why<'_> {
             lines.push(format!("to see the ACS bits, {}", machine.as_root));
         }
         let path = self.cell.path();
-        if !it.redirects.is_empty() {
+        if path != Path::Link && !it.redirects.is_empty() {
             lines.extend(self.without_redirection());
         } else if matches!(path, Path::Refused) && it.bridge.is_none() {
             lines.extend(self.elsewhere(machine));
@@ -500,5 +507,8 @@ mod tests {
             );
             assert!(both.contains(&want), "{both}");
         }
+        let link = text(Some(Path::Link), None);
+        assert!(link.contains("Answer: peer to peer, by a link that is not PCI (the driver"));
+        assert!(link.contains("the route of PCI does not matter"), "{link}");
     }
 }

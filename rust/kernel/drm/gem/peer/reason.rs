@@ -13,7 +13,7 @@ use crate::{
     uapi, //
 };
 
-/// How an importer reaches a buffer, `enum drm_peer_path`.
+/// How an importer reaches a buffer, `enum drm_peer_path`; without links, which no driver has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Path {
