@@ -342,6 +342,8 @@ pub struct PeerAttachment {
     pub device: [u8; 32],
     /// Name of its driver, NUL terminated.
     pub driver: [u8; 32],
+    /// Name of its bus, NUL terminated.
+    pub bus: [u8; 32],
     /// `PATH_*`.
     pub path: u32,
     /// `REASON_*`.
@@ -355,7 +357,7 @@ pub struct PeerAttachment {
 }
 
 /// Size of the first version of `struct drm_peer_attachment`.
-pub const ATTACHMENT_SIZE_VER0: u32 = 88;
+pub const ATTACHMENT_SIZE_VER0: u32 = 120;
 
 /// `struct drm_peer_attachments`
 #[repr(C)]
@@ -843,7 +845,7 @@ const _: () = {
     assert!(size_of::<VvramGemCreate>() == 24);
     assert!(size_of::<VvramGemMmapOffset>() == 16);
     assert!(size_of::<VvramGemInfo>() == 40);
-    assert!(size_of::<PeerAttachment>() == 88);
+    assert!(size_of::<PeerAttachment>() == 120);
     assert!(size_of::<PeerAttachments>() == 32);
     assert!(size_of::<PeerAddress>() == 8);
     assert!(size_of::<PeerQuery>() == 56);

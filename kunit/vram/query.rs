@@ -163,11 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn driver_of_the_importer_is_kept() -> Result {
+    fn bus_and_driver_of_the_importer_are_kept() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0)?;
             let object = card.object(1, &Domain::Vram.places(), Domain::Vram)?;
-            let at = Attachment::new(export(&object)?, pdev.as_ref(), prompt())?;
+            let buf = export(&object)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let refused = Attachment::new(buf, faux.as_ref().as_ref(), prompt());
+            check_eq!(refused.err(), Some(EOPNOTSUPP));
             let list = attachments::<Bo>(&object)?;
 
             check!(list[0].driver.starts_with(b"vram_kunit\0"));
@@ -176,3 +179,9 @@ mod tests {
         })
     }
 }
+            let faux = faux::Registration::new(c"vram_kunit", None)?;
+            check_eq!(list.len(), 2);
+            check!(list[0].bus.starts_with(b"pci\0"));
+            check!(list[1].name.starts_with(b"vram_kunit\0"));
+            check!(list[1].bus.starts_with(b"faux\0"));
+            check!(list[1].driver.starts_with(b"faux_driver\0"));

@@ -162,6 +162,7 @@ fn attachments_listed() -> Outcome {
     for room in 0..=all {
         let untouched = PeerAttachment {
             device: [0x5a; 32],
+            bus: [0x5a; 32],
             driver: [0x5a; 32],
             path: !0,
             reason: !0,
@@ -233,6 +234,7 @@ fn attachments_records() -> Outcome {
     check_eq!(records.len(), live + 3, "records");
     for record in &records {
         check_eq!(text(&record.device), fixture.peer.name(), "the device");
+        check_eq!(text(&record.bus), "pci", "its bus");
         check_eq!(text(&record.driver), "edu_peer", "the driver");
     }
     check!(
@@ -261,8 +263,9 @@ fn attachments_records() -> Outcome {
         check_eq!(argument.inode, inode, "the inode");
         for (entry, record) in bytes.chunks(size).zip(&records) {
             check_eq!(text(&entry[..32]), text(&record.device), "the device");
-            check_eq!(text(&entry[32..64]), "edu_peer", "the driver");
-            let path = entry[64..68].try_into().map(u32::from_ne_bytes).ok();
+            check_eq!(text(&entry[32..64]), "pci", "its bus");
+            check_eq!(text(&entry[64..96]), "edu_peer", "the driver");
+            let path = entry[96..100].try_into().map(u32::from_ne_bytes).ok();
             check_eq!(path, Some(record.path), "the path in {size} bytes");
             check!(
                 entry[RECORD..].iter().all(|byte| *byte == 0),

@@ -52,6 +52,7 @@ static SIGNAL: Layout = layout!(VvramSync, fix_signal, {
 
 static ATTACHMENT: Layout = layout!(PeerAttachment, {
     device: Free,
+    bus: Free,
     driver: Free,
     path: Free,
     reason: Free,
@@ -62,7 +63,7 @@ static ATTACHMENT: Layout = layout!(PeerAttachment, {
 
 const ATTACHMENTS: Layout = layout!(PeerAttachments, {
     handle: Handle(Gem, ENOENT),
-    entry_size: Stride(88),
+    entry_size: Stride(uapi::ATTACHMENT_SIZE_VER0 as u64),
     count: Count(u32::MAX as u64, false),
     pad: Zero,
     attachments: Array { of: &ATTACHMENT, count: "count", stride: "entry_size", read: false, null: false },

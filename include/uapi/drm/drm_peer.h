@@ -163,10 +163,17 @@ struct drm_peer_attachment {
 	char driver[DRM_PEER_NAME_LEN];
 	/** @path: one of enum drm_peer_path. */
 	__u32 path;
+ *
+ * In sysfs the importer is /sys/bus/@bus/devices/@device.
 	/** @reason: one of enum drm_peer_reason. */
 	__u32 reason;
 	/** @flags: DRM_PEER_IMPORTER_*. */
 	__u32 flags;
+	/**
+	 * @bus: name of the bus of the importing device, such as pci, platform
+	 * or auxiliary, NUL terminated; empty if the device is on no bus.
+	 */
+	char bus[DRM_PEER_NAME_LEN];
 	/** @distance: PCI hops to the importer, -1 where there is no route. */
 	__s32 distance;
 	/**
@@ -180,7 +187,7 @@ struct drm_peer_attachment {
  * DRM_PEER_ATTACHMENT_SIZE_VER0 - size of the first version of struct
  * drm_peer_attachment.
  */
-#define DRM_PEER_ATTACHMENT_SIZE_VER0	88
+#define DRM_PEER_ATTACHMENT_SIZE_VER0	120
 
 /**
  * struct drm_peer_attachments - argument of ATTACHMENTS

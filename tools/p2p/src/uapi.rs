@@ -42,7 +42,7 @@ pub const QUERY_SIZE: usize = 56;
 /// `struct drm_peer_attachments`
 pub const ATTACHMENTS_SIZE: usize = 32;
 /// The first version of `struct drm_peer_attachment`
-pub const ATTACHMENT_SIZE: usize = 88;
+pub const ATTACHMENT_SIZE: usize = 120;
 /// DRM_PEER_IMPORTER_PINNED and those that follow, as debugfs names them.
 pub const FLAGS: [&str; 5] = ["pinned", "mapped", "dynamic", "revocable", "peer2peer"];
 /// An importer that can do everything: dynamic, revocable, peer to peer.
@@ -188,15 +188,15 @@ pub fn importer(bytes: &[u8]) -> Importer {
             .unwrap_or(name.len());
         String::from_utf8_lossy(&name[..end]).into_owned()
     };
-    let path = path(word(bytes, 64));
-    let age = u64::from(word(bytes, 80)) | u64::from(word(bytes, 84)) << 32;
+    let path = path(word(bytes, 96));
+    let age = u64::from(word(bytes, 112)) | u64::from(word(bytes, 116)) << 32;
     Importer {
         device: text(0),
-        driver: text(32),
+        driver: text(64),
         path: path.name().to_string(),
-        reason: reason(word(bytes, 68)).to_string(),
-        hops: Some(i32::from_ne_bytes(word(bytes, 76).to_ne_bytes())),
-        flags: bits(&FLAGS, word(bytes, 72))
+        reason: reason(word(bytes, 100)).to_string(),
+        hops: Some(i32::from_ne_bytes(word(bytes, 108).to_ne_bytes())),
+        flags: bits(&FLAGS, word(bytes, 104))
             .iter()
             .map(|it| it.to_string())
             .collect(),
@@ -249,12 +249,13 @@ mod tests {
     fn importers() {
         let mut bytes = [0; ATTACHMENT_SIZE];
         bytes[..3].copy_from_slice(b"dev");
-        bytes[32..36].copy_from_slice(b"edu\0");
-        bytes[64] = 4;
-        bytes[68] = 3;
-        bytes[72] = 0x14;
-        bytes[76..80].copy_from_slice(&[0xff; 4]);
-        bytes[80..84].copy_from_slice(&3_000_000u32.to_ne_bytes());
+        bytes[32..35].copy_from_slice(b"pci");
+        bytes[64..68].copy_from_slice(b"edu\0");
+        bytes[96] = 4;
+        bytes[100] = 3;
+        bytes[104] = 0x14;
+        bytes[108..112].copy_from_slice(&[0xff; 4]);
+        bytes[112..116].copy_from_slice(&3_000_000u32.to_ne_bytes());
         let found = importer(&bytes);
         assert_eq!((&*found.device, &*found.driver), ("dev", "edu"));
         assert_eq!((&*found.path, &*found.reason), ("refused", "no-route"));

@@ -276,6 +276,18 @@ impl<'a> AttachRequest<'a> {
         unsafe { CStr::from_char_ptr(bindings::dev_driver_string(self.attach.dev)) }
     }
 
+    /// Returns the name of the bus of the importer's device, which is empty if it is on none.
+    #[inline]
+    pub fn bus_name(&self) -> &CStr {
+        // SAFETY: The device is valid, and its bus does not change. The importer is at work for the
+        // device, so that the bus is not unregistered.
+        match unsafe { (*self.attach.dev).bus.as_ref() } {
+            // SAFETY: The name of a bus is a valid string, which does not change.
+            Some(bus) => unsafe { CStr::from_char_ptr(bus.name) },
+            None => c"",
+        }
+    }
+
     /// Returns the kind of mapping that the importer gets for memory of `provider`, and stores it
     /// for the mappings.
     #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]

@@ -103,6 +103,7 @@ use core::ptr;
 
 /// The data of an attachment.
 pub struct Attachment {
+    pub(super) bus: Name,
     pub(super) driver: Name,
     pub(super) outcome: Outcome,
     pub(super) opted_in: bool,
@@ -593,6 +594,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         let route = Route::new(cx.bound(), req);
         let facts = Self::facts(&self.object(cx), &importer, route, suspended);
         let outcome = decide(&facts);
+        let bus = cut(req.bus_name());
         let driver = cut(req.driver_name());
 
         match outcome.path {
@@ -605,6 +607,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         if outcome.path == Path::Refused {
             let (name, hops) = (req.device().name(), distance(cx.bound(), req.device()));
             let refusal = AttachmentInfo {
+                bus,
                 driver,
                 refused_at: Some(Instant::now()),
                 ..AttachmentInfo::new(name, outcome, hops, importer.flags())
@@ -618,6 +621,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         let keeps_awake =
             outcome.path.is_peer() && (vram_or_fail::<T>(&self.obj) || !req.is_revocable());
         Ok(Attachment {
+            bus,
             driver,
             outcome,
             opted_in: route.opted_in,

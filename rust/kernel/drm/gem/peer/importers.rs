@@ -78,6 +78,8 @@ pub(super) fn cut(name: &CStr) -> Name {
 pub struct AttachmentInfo {
     /// The name of the importing device.
     pub name: Name,
+    /// The name of the bus of the device, empty if it is on none. Empty until it is set.
+    pub bus: Name,
     /// The name of the driver of the device when it attached. Empty until it is set.
     pub driver: Name,
     /// When the importer was refused, or [`None`] if it is attached.
@@ -113,6 +115,7 @@ impl AttachmentInfo {
     pub fn new(name: &CStr, outcome: Outcome, distance: Option<u32>, flags: u32) -> Self {
         Self {
             name: cut(name),
+            bus: [0; NAME_LEN],
             driver: [0; NAME_LEN],
             refused_at: None,
             outcome,
@@ -273,6 +276,7 @@ pub(super) fn listing_of<T: PeerObject>(
             };
             let hops = distance(cx.bound(), at.device());
             let info = AttachmentInfo {
+                bus: data.bus,
                 driver: data.driver,
                 ..AttachmentInfo::new(at.device().name(), outcome, hops, flags)
             };

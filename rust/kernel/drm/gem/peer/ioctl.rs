@@ -98,9 +98,9 @@ fn check(ok: bool) -> Result {
 /// ```
 /// use kernel::drm::gem::peer::ioctl::entry_size;
 ///
-/// assert_eq!(entry_size(88), Ok(88));
+/// assert_eq!(entry_size(120), Ok(120));
 /// assert_eq!(entry_size(4096), Ok(4096));
-/// for size in [0, 8, 80, 87, 89, 92, 4104, u32::MAX] {
+/// for size in [0, 8, 112, 119, 121, 124, 4104, u32::MAX] {
 ///     assert_eq!(entry_size(size), Err(EINVAL));
 /// }
 /// ```
@@ -121,6 +121,7 @@ pub fn entry_size(size: u32) -> Result<usize> {
 fn record(info: &AttachmentInfo, now: Instant<Monotonic>) -> uapi::drm_peer_attachment {
     uapi::drm_peer_attachment {
         device: info.name,
+        bus: info.bus,
         driver: info.driver,
         path: info.outcome.path.code(),
         reason: info.outcome.reason.code(),
