@@ -330,6 +330,8 @@ pub const ATTACHMENT_DYNAMIC: u32 = 1 << 2;
 pub const ATTACHMENT_REVOCABLE: u32 = 1 << 3;
 /// Opted in to peer-to-peer memory.
 pub const ATTACHMENT_PEER2PEER: u32 = 1 << 4;
+/// Not a PCI device, in a query.
+pub const QUERY_NOT_PCI: u32 = 1 << 5;
 
 /// Most refusals GEM_ATTACHMENTS lists.
 pub const MAX_REFUSALS: usize = 8;
@@ -340,10 +342,10 @@ pub const MAX_REFUSALS: usize = 8;
 pub struct PeerAttachment {
     /// Name of the importer, NUL terminated.
     pub device: [u8; 32],
-    /// Name of its driver, NUL terminated.
-    pub driver: [u8; 32],
     /// Name of its bus, NUL terminated.
     pub bus: [u8; 32],
+    /// Name of its driver, NUL terminated.
+    pub driver: [u8; 32],
     /// `PATH_*`.
     pub path: u32,
     /// `REASON_*`.
@@ -408,7 +410,7 @@ pub const ROUTE_HOST_LISTED: u32 = 1 << 4;
 pub struct PeerQuery {
     /// The object, or 0.
     pub handle: u32,
-    /// `ATTACHMENT_DYNAMIC`, `ATTACHMENT_REVOCABLE`, `ATTACHMENT_PEER2PEER`.
+    /// `ATTACHMENT_DYNAMIC`, `ATTACHMENT_REVOCABLE`, `ATTACHMENT_PEER2PEER`, `QUERY_NOT_PCI`.
     pub flags: u32,
     /// The importing device.
     pub importer: PeerAddress,

@@ -95,12 +95,25 @@ mod tests {
 
                 check_eq!(answer.outcome, outcome);
                 check!(answer.decision.is_none());
+
+                // The answer does not depend on which device it is.
+                let importer = query::Importer::not_pci(query::Class::new(CLASS)?);
+                let provider = pdev.p2pdma_provider(BAR)?;
+                let any = query::of_object::<Bo>(&object, &provider, &importer)?;
+                check_eq!(any.outcome, outcome);
+                check_eq!(any.distance, None);
+                check!(any.decision.is_none());
             }
 
-            let importer = query::Importer::new(client, query::Class::new(CLASS)?);
+            let class = query::Class::new(CLASS)?;
             let provider = pdev.p2pdma_provider(BAR)?;
-            let answer = query::of_vram::<Bo>(card.ttm(), pdev.as_ref(), &provider, &importer);
-            check_eq!(answer.outcome, Outcome::refused(Reason::NotPci));
+            for importer in [
+                query::Importer::new(client, class),
+                query::Importer::not_pci(class),
+            ] {
+                let answer = query::of_vram::<Bo>(card.ttm(), pdev.as_ref(), &provider, &importer);
+                check_eq!(answer.outcome, Outcome::refused(Reason::NotPci));
+            }
             Ok(())
         })
     }
@@ -166,6 +179,7 @@ mod tests {
     fn bus_and_driver_of_the_importer_are_kept() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0)?;
+            let faux = faux::Registration::new(c"vram_kunit", None)?;
             let object = card.object(1, &Domain::Vram.places(), Domain::Vram)?;
             let buf = export(&object)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
@@ -173,15 +187,14 @@ mod tests {
             check_eq!(refused.err(), Some(EOPNOTSUPP));
             let list = attachments::<Bo>(&object)?;
 
+            check_eq!(list.len(), 2);
+            check!(list[0].bus.starts_with(b"pci\0"));
             check!(list[0].driver.starts_with(b"vram_kunit\0"));
+            check!(list[1].name.starts_with(b"vram_kunit\0"));
+            check!(list[1].bus.starts_with(b"faux\0"));
+            check!(list[1].driver.starts_with(b"faux_driver\0"));
             drop(at);
             Ok(())
         })
     }
 }
-            let faux = faux::Registration::new(c"vram_kunit", None)?;
-            check_eq!(list.len(), 2);
-            check!(list[0].bus.starts_with(b"pci\0"));
-            check!(list[1].name.starts_with(b"vram_kunit\0"));
-            check!(list[1].bus.starts_with(b"faux\0"));
-            check!(list[1].driver.starts_with(b"faux_driver\0"));

@@ -298,6 +298,45 @@ fn everything() -> Outcome {
     Ok(())
 }
 
+/// An importer that is not a PCI device has no route, and the answer has no facts about one.
+fn not_pci() -> Outcome {
+    let fixture = Fixture::open()?;
+    for mode in IMPORTERS {
+        let flags = mode.attachment_flags() | uapi::QUERY_NOT_PCI;
+        let reason = match flags & uapi::ATTACHMENT_PEER2PEER {
+            0 => uapi::REASON_NO_OPT_IN,
+            _ => uapi::REASON_NOT_PCI,
+        };
+        let check = |handle: u32, path: u32| {
+            let question = PeerQuery {
+                handle,
+                flags,
+                ..Default::default()
+            };
+            let mut answer = question;
+            fixture.drm.query_raw(&mut answer)?;
+            let want = PeerQuery {
+                path,
+                reason,
+                distance: -1,
+                ..question
+            };
+            check_eq!(answer, want, "as {}", importer_name(mode));
+            Ok::<_, Stop>(())
+        };
+        check(0, uapi::PATH_REFUSED)?;
+        for kind in Object::ALL {
+            let object = fixture.drm.create_flags(PAGE64, kind.flags())?;
+            let path = match kind {
+                Object::Vram => uapi::PATH_REFUSED,
+                _ => uapi::PATH_SYSTEM,
+            };
+            check(object.handle(), path)?;
+        }
+    }
+    Ok(())
+}
+
 /// A query leaves nothing behind: no dma-buf, no refusal, no count, and the object does not move.
 fn quiet() -> Outcome {
     let fixture = Fixture::open()?;
@@ -416,6 +455,29 @@ fn badinput() -> Outcome {
     ] {
         expect("no device", PeerQuery { importer, ..good }, libc::ENXIO)?;
     }
+    let flags = ABLE | uapi::QUERY_NOT_PCI;
+    for importer in [
+        address,
+        PeerAddress {
+            domain: 1,
+            ..Default::default()
+        },
+        PeerAddress {
+            bus: 1,
+            ..Default::default()
+        },
+        PeerAddress {
+            devfn: 1,
+            ..Default::default()
+        },
+    ] {
+        let broken = PeerQuery {
+            flags,
+            importer,
+            ..good
+        };
+        expect("the address of no function", broken, libc::EINVAL)?;
+    }
     let heap = heap::allocate(PAGE64)?;
     let import = fixture.drm.import(&heap)?;
     let handle = import.handle();
@@ -493,6 +555,7 @@ igt_main! {
     "vram", "VRAM at all", vram;
     "decided", "the bridge, its ACS bits, the processor, the host bridge", decided;
     "everything", "each PCI device of the machine", everything;
+    "not-pci", "an importer that is not a PCI device", not_pci;
     "quiet", "nothing is left of a question", quiet;
     "unrevocable", "a device that refuses importers that cannot be revoked", unrevocable;
     "outside-bar", "a BAR that does not show the object", outside_bar;

@@ -70,21 +70,25 @@ const ATTACHMENTS: Layout = layout!(PeerAttachments, {
     inode: Zero,
 });
 
-/// A static importer takes no peer-to-peer memory and cannot be revoked.
+/// A static importer takes no peer-to-peer memory and cannot be revoked. An importer that is not a
+/// PCI device has no address.
 fn fix_query(bytes: &mut [u8]) {
     let offset = offset_of!(PeerQuery, flags);
+    let not_pci = get(bytes, offset, 4) & u64::from(uapi::QUERY_NOT_PCI);
     let dynamic = get(bytes, offset, 4) & u64::from(uapi::ATTACHMENT_DYNAMIC);
     if dynamic == 0 {
-        set(bytes, offset, 4, 0);
+        set(bytes, offset, 4, not_pci);
     }
     // Devices are on the first buses.
     let bus = offset_of!(PeerQuery, importer.bus);
-    bytes[bus] %= 8;
+    bytes[bus] %= if not_pci == 0 { 8 } else { 1 };
     bytes[bus + 1] = 0;
 }
 
-const CLASS: u64 =
-    (uapi::ATTACHMENT_DYNAMIC | uapi::ATTACHMENT_REVOCABLE | uapi::ATTACHMENT_PEER2PEER) as u64;
+const CLASS: u64 = (uapi::ATTACHMENT_DYNAMIC
+    | uapi::ATTACHMENT_REVOCABLE
+    | uapi::ATTACHMENT_PEER2PEER
+    | uapi::QUERY_NOT_PCI) as u64;
 
 const QUERY: Layout = layout!(PeerQuery, fix_query, {
     handle: Optional(Gem, ENOENT),

@@ -6,8 +6,14 @@
  * A driver has three ioctls with the arguments that are defined here, under
  * numbers of its own: ATTACHMENTS with struct drm_peer_attachments, QUERY with
  * struct drm_peer_query, and FLUSH with struct drm_peer_flush. They are for the
- * render node and need no privilege. The tracepoints drm_peer_* use the same numbers of paths and
- * reasons.
+ * render node and need no privilege. The tracepoints drm_peer_* use the same
+ * numbers of paths and reasons.
+ *
+ * The arguments contain nothing that only one driver knows, so that the DRM
+ * core can have the same ioctls later, with the same structures: under numbers
+ * below DRM_COMMAND_BASE, served by callbacks in struct drm_driver, and with a
+ * capability of DRM_IOCTL_GET_CAP that tells whether the driver has them.
+ * Drivers keep their own numbers then, as other names of the same functions.
  *
  * Every structure has the same layout for 32- and 64-bit callers. Fields named
  * pad and flag bits that are not listed here must be zero, or the call returns
@@ -147,15 +153,27 @@ enum drm_peer_reason {
  * DRM_PEER_IMPORTER_PEER2PEER - the importer opted in to peer-to-peer memory.
  */
 #define DRM_PEER_IMPORTER_PEER2PEER	(1 << 4)
+/**
+ * DRM_PEER_IMPORTER_NOT_PCI - the importer is not a PCI device. Only for QUERY:
+ * an attachment has the name of the bus instead.
+ */
+#define DRM_PEER_IMPORTER_NOT_PCI	(1 << 5)
 
 #define DRM_PEER_NAME_LEN	32
 
 /**
  * struct drm_peer_attachment - one importer of a buffer
+ *
+ * In sysfs the importer is /sys/bus/@bus/devices/@device.
  */
 struct drm_peer_attachment {
 	/** @device: name of the importing device, NUL terminated. */
 	char device[DRM_PEER_NAME_LEN];
+	/**
+	 * @bus: name of the bus of the importing device, such as pci, platform
+	 * or auxiliary, NUL terminated; empty if the device is on no bus.
+	 */
+	char bus[DRM_PEER_NAME_LEN];
 	/**
 	 * @driver: name of the driver that the importing device had when it
 	 * attached, or of its bus if it had none, NUL terminated.
@@ -163,17 +181,10 @@ struct drm_peer_attachment {
 	char driver[DRM_PEER_NAME_LEN];
 	/** @path: one of enum drm_peer_path. */
 	__u32 path;
- *
- * In sysfs the importer is /sys/bus/@bus/devices/@device.
 	/** @reason: one of enum drm_peer_reason. */
 	__u32 reason;
 	/** @flags: DRM_PEER_IMPORTER_*. */
 	__u32 flags;
-	/**
-	 * @bus: name of the bus of the importing device, such as pci, platform
-	 * or auxiliary, NUL terminated; empty if the device is on no bus.
-	 */
-	char bus[DRM_PEER_NAME_LEN];
 	/** @distance: PCI hops to the importer, -1 where there is no route. */
 	__s32 distance;
 	/**
@@ -280,19 +291,21 @@ struct drm_peer_address {
 /**
  * struct drm_peer_query - argument of QUERY
  *
- * Returns which path a PCI device would get if it attached to a buffer, without
+ * Returns which path an importer would get if it attached to a buffer, without
  * an attach. The path and the reason are those of an attach at this time; they
  * change if, for example, another importer attaches or pins. The call resumes
  * the exporting device if the attach would. The DMA mask of the importer does
  * not count here, because its driver may still have to set it.
  *
  * The facts about the route are filled in even if another reason than the route
- * decides the path; @reason says which one does.
+ * decides the path; @reason says which one does. There are none for an importer
+ * that is not a PCI device: @distance is -1, and what follows it is zero.
  *
  * Returns -ENOENT for an unknown handle, -ENXIO if there is no such PCI device,
- * and -EINVAL for an imported object and for a class of importer that cannot
- * exist: an importer that attaches statically neither takes peer-to-peer memory
- * nor can be revoked.
+ * and -EINVAL for an imported object, for the address of an importer that is
+ * not a PCI device, and for a class of importer that cannot exist: an importer
+ * that attaches statically neither takes peer-to-peer memory nor can be
+ * revoked.
  */
 struct drm_peer_query {
 	/**
@@ -303,10 +316,14 @@ struct drm_peer_query {
 	__u32 handle;
 	/**
 	 * @flags: in, class of the importer: any of DRM_PEER_IMPORTER_DYNAMIC,
-	 * DRM_PEER_IMPORTER_REVOCABLE and DRM_PEER_IMPORTER_PEER2PEER.
+	 * DRM_PEER_IMPORTER_REVOCABLE and DRM_PEER_IMPORTER_PEER2PEER; and
+	 * DRM_PEER_IMPORTER_NOT_PCI.
 	 */
 	__u32 flags;
-	/** @importer: in, the PCI function that would attach. */
+	/**
+	 * @importer: in, the PCI function that would attach; zero with
+	 * DRM_PEER_IMPORTER_NOT_PCI.
+	 */
 	struct drm_peer_address importer;
 	/**
 	 * @path: out, one of enum drm_peer_path. This and what follows must be

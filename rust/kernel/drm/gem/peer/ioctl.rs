@@ -209,6 +209,11 @@ impl From<Address> for uapi::drm_peer_address {
     }
 }
 
+/// Returns whether there is no address.
+fn is_zero(address: &uapi::drm_peer_address) -> bool {
+    address.domain == 0 && address.bus == 0 && address.devfn == 0 && address.pad == 0
+}
+
 /// Fills in the facts that decide a route.
 ///
 /// # Examples
@@ -317,13 +322,14 @@ pub fn query<T: PeerObject>(
 where
     FileOf<T>: drm::file::DriverFile<Driver = DriverOf<T>>,
 {
+    let is_pci = args.flags & uapi::DRM_PEER_IMPORTER_NOT_PCI == 0;
+
     check(args.importer.pad == 0 && args.pad == 0)?;
+    check(is_pci || is_zero(&args.importer))?;
     check(args.path == 0 && args.reason == 0 && args.distance == 0 && args.route == 0)?;
-    for address in [&args.bridge, &args.redirect] {
-        check(address.domain == 0 && address.bus == 0 && address.devfn == 0 && address.pad == 0)?;
-    }
+    check(is_zero(&args.bridge) && is_zero(&args.redirect))?;
     check(args.acs == 0 && args.host_vendor == 0 && args.host_device == 0)?;
-    let class = Class::new(args.flags)?;
+    let class = Class::new(args.flags & !uapi::DRM_PEER_IMPORTER_NOT_PCI)?;
 
     let guard = dev.registration_guard().ok_or(ENODEV)?;
     let obj = match args.handle {
@@ -331,13 +337,21 @@ where
         handle => Some(Object::<T>::lookup_handle(file, handle)?),
     };
     check(obj.as_ref().is_none_or(|obj| obj.imported().is_none()))?;
-    let client = pci::Device::at(Address {
-        domain: args.importer.domain,
-        bus: args.importer.bus,
-        devfn: args.importer.devfn,
-    })
-    .ok_or(ENXIO)?;
-    let importer = Importer::new((*client).as_ref(), class);
+    let client = if is_pci {
+        let address = Address {
+            domain: args.importer.domain,
+            bus: args.importer.bus,
+            devfn: args.importer.devfn,
+        };
+
+        Some(pci::Device::at(address).ok_or(ENXIO)?)
+    } else {
+        None
+    };
+    let importer = match &client {
+        Some(client) => Importer::new((**client).as_ref(), class),
+        None => Importer::not_pci(class),
+    };
 
     let Answer {
         outcome,

@@ -35,6 +35,7 @@ use crate::{
     drm::vram::Domain,
     pci::p2pdma::{
         Decision,
+        MapType,
         Provider, //
     },
     pm::RuntimeGuard,
@@ -106,7 +107,8 @@ impl Class {
 /// An importer that attaches, or that may attach.
 #[derive(Clone, Copy)]
 pub struct Importer<'a> {
-    device: &'a device::Device,
+    /// [`None`] for any device that is not a PCI device.
+    device: Option<&'a device::Device>,
     class: Class,
 }
 
@@ -114,7 +116,20 @@ impl<'a> Importer<'a> {
     /// Describes a device that may attach as an importer of a class.
     #[inline]
     pub const fn new(device: &'a device::Device, class: Class) -> Self {
-        Self { device, class }
+        Self {
+            device: Some(device),
+            class,
+        }
+    }
+
+    /// Describes any device that is not a PCI device, and that may attach as an importer of a
+    /// class.
+    #[inline]
+    pub const fn not_pci(class: Class) -> Self {
+        Self {
+            device: None,
+            class,
+        }
     }
 
     /// Describes the importer that attaches.
@@ -147,7 +162,19 @@ impl<'a> Importer<'a> {
     }
 
     fn route(&self, provider: &Provider<'_>) -> (Route, Option<Decision>) {
-        Route::measure(provider, self.device, self.flags() & flags::PEER2PEER != 0)
+        let opted_in = self.flags() & flags::PEER2PEER != 0;
+
+        match self.device {
+            Some(device) => Route::measure(provider, device, opted_in),
+            None => (
+                Route {
+                    opted_in,
+                    pci: false,
+                    map_type: MapType::NOT_SUPPORTED,
+                },
+                None,
+            ),
+        }
     }
 }
 
