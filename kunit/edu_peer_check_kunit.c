@@ -305,21 +305,29 @@ static void bad_tables_are_refused(struct kunit *test)
 /* A transfer without a mapping makes one, and checks its table first. */
 static void a_transfer_looks_at_the_table(struct kunit *test)
 {
-	struct edu_peer_transfer request = { .direction = EDU_PEER_DIRECTION_READ };
-	const struct table *table = test->param_value;
-	unsigned int commands[] = { EDU_PEER_IOC_TRANSFER, EDU_PEER_IOC_SUBMIT };
+	struct edu_peer_transfer transfer = {
+		.length = SZ_2K,
+		.direction = EDU_PEER_DIRECTION_READ,
+	};
+	struct edu_peer_submit submit = {
+		.length = SZ_2K,
+		.direction = EDU_PEER_DIRECTION_READ,
+	};
 	struct exporter *exporter;
 
-	exporter = attach(test, table, EDU_PEER_MODE_DYNAMIC);
-	request.data = (unsigned long)exporter->arg + 256;
-	for (unsigned int i = 0; i < ARRAY_SIZE(commands); i++) {
-		request.length = SZ_2K;
-		KUNIT_EXPECT_EQ(test, copy_to_user(exporter->arg, &request, sizeof(request)), 0);
-		KUNIT_EXPECT_EQ(test, call(exporter, commands[i], (unsigned long)exporter->arg),
-				-EBADMSG);
-		KUNIT_EXPECT_EQ(test, exporter->maps, i + 1);
-		KUNIT_EXPECT_EQ(test, exporter->unmaps, i + 1);
-	}
+	exporter = attach(test, test->param_value, EDU_PEER_MODE_DYNAMIC);
+	transfer.data = (unsigned long)exporter->arg + 256;
+	KUNIT_EXPECT_EQ(test, copy_to_user(exporter->arg, &transfer, sizeof(transfer)), 0);
+	KUNIT_EXPECT_EQ(test, call(exporter, EDU_PEER_IOC_TRANSFER, (unsigned long)exporter->arg),
+			-EBADMSG);
+	KUNIT_EXPECT_EQ(test, exporter->maps, 1);
+	KUNIT_EXPECT_EQ(test, exporter->unmaps, 1);
+
+	KUNIT_EXPECT_EQ(test, copy_to_user(exporter->arg, &submit, sizeof(submit)), 0);
+	KUNIT_EXPECT_EQ(test, call(exporter, EDU_PEER_IOC_SUBMIT, (unsigned long)exporter->arg),
+			-EBADMSG);
+	KUNIT_EXPECT_EQ(test, exporter->maps, 2);
+	KUNIT_EXPECT_EQ(test, exporter->unmaps, 2);
 	detach(test, exporter);
 }
 

@@ -28,7 +28,11 @@ pub type Moved = (u64, Result<(), SysError>);
 impl Peer {
     /// Registers a range of addresses of this process.
     pub fn register_range(&self, address: u64, size: u64) -> Result<(), SysError> {
-        let mut argument = EduPeerMemoryRegister { address, size };
+        let mut argument = EduPeerMemoryRegister {
+            address,
+            size,
+            ..Default::default()
+        };
         ioctl(
             self.fd(),
             uapi::EDU_PEER_IOC_MEMORY_REGISTER,

@@ -14,7 +14,8 @@ use crate::map::PAGE64;
 use crate::misc;
 use crate::uapi;
 use crate::uapi::{
-    EduPeerAttach, EduPeerMeasure, EduPeerSegment, EduPeerStatus, EduPeerTable, EduPeerTransfer,
+    EduPeerAttach, EduPeerFinish, EduPeerMeasure, EduPeerSegment, EduPeerStatus, EduPeerSubmit,
+    EduPeerTable, EduPeerTransfer,
 };
 use crate::{Stop, SysError};
 
@@ -188,7 +189,7 @@ impl Peer {
         let mut argument = EduPeerAttach {
             fd: buffer.fd(),
             mode: mode.number(),
-            size: 0,
+            ..Default::default()
         };
         let given = argument;
         ioctl(self.fd(), uapi::EDU_PEER_IOC_ATTACH, &mut argument, || {
@@ -336,12 +337,12 @@ impl Peer {
     }
 
     fn submit(&self, offset: u64, data: u64, len: usize, direction: u32) -> Result<(), SysError> {
-        let mut argument = EduPeerTransfer {
+        let mut argument = EduPeerSubmit {
             offset,
             length: len as u64,
             data,
             direction,
-            pad: 0,
+            flags: 0,
         };
         ioctl(self.fd(), uapi::EDU_PEER_IOC_SUBMIT, &mut argument, || {
             format!("EDU_PEER_IOC_SUBMIT({len} bytes at {offset:#x}, direction={direction})")
@@ -351,17 +352,16 @@ impl Peer {
 
     /// Waits for the submitted transfer, and returns how many bytes were moved.
     fn finish(&self, data: &mut [u8], direction: u32) -> Result<u64, SysError> {
-        let mut argument = EduPeerTransfer {
-            offset: 0,
-            length: data.len() as u64,
+        let mut argument = EduPeerFinish {
             data: data.as_mut_ptr() as u64,
+            room: data.len() as u64,
             direction,
-            pad: 0,
+            ..Default::default()
         };
         ioctl(self.fd(), uapi::EDU_PEER_IOC_FINISH, &mut argument, || {
             format!("EDU_PEER_IOC_FINISH(direction={direction})")
         })?;
-        Ok(argument.length)
+        Ok(argument.moved)
     }
 
     /// Waits for a read that was submitted.

@@ -599,6 +599,10 @@ pub struct EduPeerAttach {
     pub fd: i32,
     /// `EDU_PEER_*`.
     pub mode: u32,
+    /// Zero.
+    pub flags: u32,
+    /// Zero.
+    pub pad: u32,
     /// Out, bytes.
     pub size: u64,
 }
@@ -622,6 +626,38 @@ pub struct EduPeerTransfer {
     pub direction: u32,
     /// Zero.
     pub pad: u32,
+}
+
+/// `struct edu_peer_submit`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EduPeerSubmit {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// User pointer for a write, or zero.
+    pub data: u64,
+    /// `EDU_PEER_DIRECTION_READ` or `EDU_PEER_DIRECTION_WRITE`.
+    pub direction: u32,
+    /// Zero.
+    pub flags: u32,
+}
+
+/// `struct edu_peer_finish`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EduPeerFinish {
+    /// User pointer.
+    pub data: u64,
+    /// Bytes that it has room for.
+    pub room: u64,
+    /// Out, bytes.
+    pub moved: u64,
+    /// `EDU_PEER_DIRECTION_READ` or `EDU_PEER_DIRECTION_WRITE`.
+    pub direction: u32,
+    /// Zero.
+    pub flags: u32,
 }
 
 /// `struct edu_peer_segment`
@@ -714,9 +750,9 @@ pub const EDU_PEER_IOC_TABLE: u64 = iowr::<EduPeerTable>(EDU, 0x17);
 /// State.
 pub const EDU_PEER_IOC_STATUS: u64 = ior::<EduPeerStatus>(EDU, 0x18);
 /// Start to move bytes.
-pub const EDU_PEER_IOC_SUBMIT: u64 = iowr::<EduPeerTransfer>(EDU, 0x19);
+pub const EDU_PEER_IOC_SUBMIT: u64 = iow::<EduPeerSubmit>(EDU, 0x19);
 /// Wait until they are moved.
-pub const EDU_PEER_IOC_FINISH: u64 = iowr::<EduPeerTransfer>(EDU, 0x1a);
+pub const EDU_PEER_IOC_FINISH: u64 = iowr::<EduPeerFinish>(EDU, 0x1a);
 /// Times map and unmap.
 pub const EDU_PEER_IOC_MEASURE: u64 = iowr::<EduPeerMeasure>(EDU, 0x1b);
 
@@ -852,8 +888,10 @@ const _: () = {
     assert!(size_of::<PeerAddress>() == 8);
     assert!(size_of::<PeerQuery>() == 56);
     assert!(size_of::<PeerFlush>() == 8);
-    assert!(size_of::<EduPeerAttach>() == 16);
+    assert!(size_of::<EduPeerAttach>() == 24);
     assert!(size_of::<EduPeerTransfer>() == 32);
+    assert!(size_of::<EduPeerSubmit>() == 32);
+    assert!(size_of::<EduPeerFinish>() == 32);
     assert!(size_of::<EduPeerSegment>() == 16);
     assert!(size_of::<EduPeerTable>() == 16);
     assert!(size_of::<EduPeerStatus>() == 24);
@@ -886,13 +924,13 @@ const _: () = {
     assert!(VVRAM_SVM_MIGRATE == 0x4018_644a);
     assert!(VVRAM_SVM_EVICT == 0x4018_644b);
     assert!(VVRAM_PEER_FLUSH == 0xc008_644c);
-    assert!(EDU_PEER_IOC_ATTACH == 0xc010_ed10);
+    assert!(EDU_PEER_IOC_ATTACH == 0xc018_ed10);
     assert!(EDU_PEER_IOC_DETACH == 0x0000_ed11);
     assert!(EDU_PEER_IOC_TRANSFER == 0xc020_ed16);
     assert!(EDU_PEER_IOC_TABLE == 0xc010_ed17);
     assert!(EDU_PEER_IOC_STATUS == 0x8018_ed18);
     assert!(BAR_EXPORT_IOC_EXPORT == 0x4018_ed20);
-    assert!(EDU_PEER_IOC_SUBMIT == 0xc020_ed19);
+    assert!(EDU_PEER_IOC_SUBMIT == 0x4020_ed19);
     assert!(EDU_PEER_IOC_FINISH == 0xc020_ed1a);
     assert!(EDU_PEER_IOC_MEASURE == 0xc020_ed1b);
     assert!(DMA_BUF_IOCTL_SYNC == 0x4008_6200);

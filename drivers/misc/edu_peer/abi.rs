@@ -19,8 +19,10 @@ const _: () = {
 
     assert!(offset_of!(T, fd) == 0);
     assert!(offset_of!(T, mode) == 4);
-    assert!(offset_of!(T, size) == 8);
-    assert!(size_of::<T>() == 16);
+    assert!(offset_of!(T, flags) == 8);
+    assert!(offset_of!(T, pad) == 12);
+    assert!(offset_of!(T, size) == 16);
+    assert!(size_of::<T>() == 24);
 };
 
 const _: () = {
@@ -31,6 +33,28 @@ const _: () = {
     assert!(offset_of!(T, data) == 16);
     assert!(offset_of!(T, direction) == 24);
     assert!(offset_of!(T, pad) == 28);
+    assert!(size_of::<T>() == 32);
+};
+
+const _: () = {
+    use uapi::edu_peer_submit as T;
+
+    assert!(offset_of!(T, offset) == 0);
+    assert!(offset_of!(T, length) == 8);
+    assert!(offset_of!(T, data) == 16);
+    assert!(offset_of!(T, direction) == 24);
+    assert!(offset_of!(T, flags) == 28);
+    assert!(size_of::<T>() == 32);
+};
+
+const _: () = {
+    use uapi::edu_peer_finish as T;
+
+    assert!(offset_of!(T, data) == 0);
+    assert!(offset_of!(T, room) == 8);
+    assert!(offset_of!(T, moved) == 16);
+    assert!(offset_of!(T, direction) == 24);
+    assert!(offset_of!(T, flags) == 28);
     assert!(size_of::<T>() == 32);
 };
 
@@ -77,7 +101,9 @@ const _: () = {
 
     assert!(offset_of!(T, address) == 0);
     assert!(offset_of!(T, size) == 8);
-    assert!(size_of::<T>() == 16);
+    assert!(offset_of!(T, flags) == 16);
+    assert!(offset_of!(T, pad) == 20);
+    assert!(size_of::<T>() == 24);
 };
 
 const _: () = {

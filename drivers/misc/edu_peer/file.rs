@@ -160,11 +160,13 @@ impl PeerFile {
         let mut request = uapi::edu_peer_attach {
             fd: reader.read()?,
             mode: reader.read()?,
+            flags: reader.read()?,
+            pad: reader.read()?,
             size: reader.read()?,
         };
 
         let mode = Mode::try_from(request.mode)?;
-        if request.size != 0 {
+        if request.flags != 0 || request.pad != 0 || request.size != 0 {
             return Err(EINVAL);
         }
 
@@ -184,6 +186,8 @@ impl PeerFile {
         let mut writer = writer::<uapi::edu_peer_attach>(arg);
         writer.write(&request.fd)?;
         writer.write(&request.mode)?;
+        writer.write(&request.flags)?;
+        writer.write(&request.pad)?;
         writer.write(&request.size)?;
 
         *slot = Some(client);
@@ -220,26 +224,32 @@ impl PeerFile {
 
     /// Serves `EDU_PEER_IOC_SUBMIT`.
     fn submit(&self, arg: UserPtr) -> Result {
-        let (request, write) = read_transfer(arg)?;
+        let mut reader = reader::<uapi::edu_peer_submit>(arg);
+        let (offset, length, data): (u64, u64, u64) =
+            (reader.read()?, reader.read()?, reader.read()?);
+        let write = is_write(reader.read()?)?;
+        let flags: u32 = reader.read()?;
 
-        let length = usize::try_from(request.length)?;
-        if length == 0 || length > job::MAX {
+        let length = usize::try_from(length)?;
+        if flags != 0 || length == 0 || length > job::MAX {
             return Err(EINVAL);
         }
         let mut bytes = KVVec::from_elem(0u8, length, GFP_KERNEL)?;
         if write {
-            let user = UserPtr::from_addr(request.data.try_into()?);
-            UserSlice::new(user, length)
+            UserSlice::new(UserPtr::from_addr(data.try_into()?), length)
                 .reader()
                 .read_slice(&mut bytes)?;
+        } else if data != 0 {
+            return Err(EINVAL);
         }
 
         self.with_client(|client| {
-            client.check_range(request.offset, request.length)?;
+            // CAST: `usize` fits 64 bits.
+            client.check_range(offset, length as u64)?;
             client.submit(
                 &self.edu,
                 Order {
-                    offset: request.offset,
+                    offset,
                     write,
                     bytes,
                 },
@@ -249,8 +259,12 @@ impl PeerFile {
 
     /// Serves `EDU_PEER_IOC_FINISH`.
     fn finish(&self, arg: UserPtr) -> Result {
-        let (mut request, write) = read_transfer(arg)?;
-        if request.offset != 0 {
+        let mut reader = reader::<uapi::edu_peer_finish>(arg);
+        let (data, room, moved): (u64, u64, u64) = (reader.read()?, reader.read()?, reader.read()?);
+        let write = is_write(reader.read()?)?;
+        let flags: u32 = reader.read()?;
+
+        if flags != 0 || moved != 0 || (write && room != 0) {
             return Err(EINVAL);
         }
 
@@ -262,17 +276,16 @@ impl PeerFile {
         }
 
         let moved = end.moved();
-        if !write {
-            let room = moved.len().min(usize::try_from(request.length)?);
-            let user = UserPtr::from_addr(request.data.try_into()?);
-            UserSlice::new(user, room)
-                .writer()
-                .write_slice(moved.get(..room).ok_or(EINVAL)?)?;
-        }
+        let len = moved.len().min(usize::try_from(room)?);
+        UserSlice::new(UserPtr::from_addr(data.try_into()?), len)
+            .writer()
+            .write_slice(moved.get(..len).ok_or(EINVAL)?)?;
 
+        let mut writer = writer::<uapi::edu_peer_finish>(arg);
+        writer.write(&data)?;
+        writer.write(&room)?;
         // CAST: `usize` fits 64 bits.
-        request.length = moved.len() as u64;
-        write_transfer(arg, &request)?;
+        writer.write(&(moved.len() as u64))?;
         end.result
     }
 
@@ -425,7 +438,10 @@ impl Moved {
     /// Writes the number of bytes back, also in case of an error, and returns the result.
     fn answer(self, arg: UserPtr, mut request: uapi::edu_peer_transfer) -> Result {
         request.length = self.bytes;
-        write_transfer(arg, &request)?;
+
+        let mut writer = writer::<uapi::edu_peer_transfer>(arg);
+        writer.write(&request.offset)?;
+        writer.write(&request.length)?;
         self.result
     }
 }
@@ -448,8 +464,9 @@ impl PeerFile {
     fn register(&self, arg: UserPtr) -> Result {
         let mut reader = reader::<uapi::edu_peer_memory_register>(arg);
         let (address, size): (u64, u64) = (reader.read()?, reader.read()?);
+        let (flags, pad): (u32, u32) = (reader.read()?, reader.read()?);
 
-        if size > u64::from(uapi::EDU_PEER_MEMORY_MAX) {
+        if flags != 0 || pad != 0 || size > u64::from(uapi::EDU_PEER_MEMORY_MAX) {
             return Err(EINVAL);
         }
         let start = usize::try_from(address)?;
@@ -576,20 +593,17 @@ fn read_transfer(arg: UserPtr) -> Result<(uapi::edu_peer_transfer, bool)> {
     if request.pad != 0 {
         return Err(EINVAL);
     }
-    let write = match request.direction {
-        uapi::EDU_PEER_DIRECTION_READ => false,
-        uapi::EDU_PEER_DIRECTION_WRITE => true,
-        _ => return Err(EINVAL),
-    };
+    let write = is_write(request.direction)?;
     Ok((request, write))
 }
 
-/// Writes back how many bytes were moved.
-fn write_transfer(arg: UserPtr, request: &uapi::edu_peer_transfer) -> Result {
-    let mut writer = writer::<uapi::edu_peer_transfer>(arg);
-
-    writer.write(&request.offset)?;
-    writer.write(&request.length)
+/// Returns whether a transfer of a direction writes to the buffer.
+fn is_write(direction: u32) -> Result<bool> {
+    match direction {
+        uapi::EDU_PEER_DIRECTION_READ => Ok(false),
+        uapi::EDU_PEER_DIRECTION_WRITE => Ok(true),
+        _ => Err(EINVAL),
+    }
 }
 
 // The structures of the uAPI have no padding and are read and written field by field, in order.

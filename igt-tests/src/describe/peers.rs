@@ -4,9 +4,9 @@
 
 use super::{call, get, layout, set, Call, File, Kind, Layout, NOTHING};
 use crate::uapi::{
-    self, BarExport, BarExportRange, EduPeerAttach, EduPeerMeasure, EduPeerMemoryMeasure,
-    EduPeerMemoryQuery, EduPeerMemoryRegister, EduPeerSegment, EduPeerStatus, EduPeerTable,
-    EduPeerTransfer,
+    self, BarExport, BarExportRange, EduPeerAttach, EduPeerFinish, EduPeerMeasure,
+    EduPeerMemoryMeasure, EduPeerMemoryQuery, EduPeerMemoryRegister, EduPeerSegment, EduPeerStatus,
+    EduPeerSubmit, EduPeerTable, EduPeerTransfer,
 };
 use libc::{EBADF, EINVAL};
 use std::mem::offset_of;
@@ -24,30 +24,36 @@ const TRANSFER: Layout = layout!(EduPeerTransfer, {
     pad: Zero,
 });
 
-const SUBMIT_WRITE: Layout = layout!(EduPeerTransfer, {
+const SUBMIT_WRITE: Layout = layout!(EduPeerSubmit, {
     offset: Offset(1),
     length: Size(1, EINVAL),
     data: Bytes("length", true),
     direction: Kind::Is(1, &[2, u32::MAX as u64]),
-    pad: Zero,
+    flags: Zero,
 });
 
 /// The bytes are returned by FINISH.
-const SUBMIT_READ: Layout = layout!(EduPeerTransfer, {
+const SUBMIT_READ: Layout = layout!(EduPeerSubmit, {
     offset: Offset(1),
     length: Size(1, EINVAL),
-    data: Free,
+    data: Zero,
     direction: Kind::Is(0, &[2, u32::MAX as u64]),
-    pad: Zero,
+    flags: Zero,
 });
 
-/// The offset is that of no byte.
-const FINISH: Layout = layout!(EduPeerTransfer, {
-    offset: Zero,
-    length: Kind::Is(64, &[]),
-    data: Bytes("length", true),
+/// A write returns no bytes.
+fn fix_finish(bytes: &mut [u8]) {
+    if get(bytes, offset_of!(EduPeerFinish, direction), 4) == 1 {
+        set(bytes, offset_of!(EduPeerFinish, room), 8, 0);
+    }
+}
+
+const FINISH: Layout = layout!(EduPeerFinish, fix_finish, {
+    data: Bytes("room", false),
+    room: Kind::Is(64, &[]),
+    moved: Zero,
     direction: Below(2),
-    pad: Zero,
+    flags: Zero,
 });
 
 static SEGMENT: Layout = layout!(EduPeerSegment, { dma_address: Free, length: Free });
@@ -95,6 +101,8 @@ pub(super) static CALLS: &[Call] = &[
         layout!(EduPeerAttach, {
             fd: Kind::Fd(File::Buffer, EBADF, EINVAL),
             mode: Below(7),
+            flags: Zero,
+            pad: Zero,
             size: Zero,
         })
     ),
@@ -197,7 +205,12 @@ pub(super) static CALLS: &[Call] = &[
         uapi::EDU_PEER_IOC_MEMORY_REGISTER,
         [Peer],
         [EBUSY EOPNOTSUPP],
-        layout!(EduPeerMemoryRegister, { address: Memory, size: Size(PAGE, EINVAL) })
+        layout!(EduPeerMemoryRegister, {
+            address: Memory,
+            size: Size(PAGE, EINVAL),
+            flags: Zero,
+            pad: Zero,
+        })
     ),
     call!(
         "EDU_PEER_IOC_MEMORY_UNREGISTER",

@@ -17,6 +17,10 @@ pub struct EduPeerMemoryRegister {
     pub address: u64,
     /// Bytes.
     pub size: u64,
+    /// Zero.
+    pub flags: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
 /// The call was made without `EDU_PEER_MEMORY_QUERY_MAP`.
@@ -86,12 +90,12 @@ pub const EDU_PEER_IOC_MEMORY_TRANSFER: u64 = iowr::<EduPeerTransfer>(EDU, 0x1e)
 pub const EDU_PEER_IOC_MEMORY_QUERY: u64 = iowr::<EduPeerMemoryQuery>(EDU, 0x1f);
 
 const _: () = {
-    assert!(size_of::<EduPeerMemoryRegister>() == 16);
+    assert!(size_of::<EduPeerMemoryRegister>() == 24);
     assert!(size_of::<EduPeerMemoryQuery>() == 40);
     assert!(size_of::<EduPeerMemoryMeasure>() == 40);
     // Numbers as the C header computes them.
     assert!(EDU_PEER_IOC_MEMORY_MEASURE == 0xc028_ed0f);
-    assert!(EDU_PEER_IOC_MEMORY_REGISTER == 0x4010_ed1c);
+    assert!(EDU_PEER_IOC_MEMORY_REGISTER == 0x4018_ed1c);
     assert!(EDU_PEER_IOC_MEMORY_UNREGISTER == 0x0000_ed1d);
     assert!(EDU_PEER_IOC_MEMORY_TRANSFER == 0xc020_ed1e);
     assert!(EDU_PEER_IOC_MEMORY_QUERY == 0xc028_ed1f);

@@ -8,7 +8,12 @@
  * detached when the file is closed or when the device is unbound. After an
  * unbind all calls return -ENODEV. A call that needs an attachment returns
  * -EINVAL if there is none. Sizes and offsets are in bytes; fields named pad
- * must be zero.
+ * or flags must be zero unless they list flags.
+ *
+ * The calls are for tests. They let the caller make the device do DMA, and
+ * EDU_PEER_IOC_TABLE and EDU_PEER_IOC_MEMORY_QUERY return DMA addresses, which
+ * are physical addresses without an IOMMU. So the character device belongs to
+ * root, with mode 0600, and must not be opened to others.
  *
  * An open file also holds at most one registration of memory of a process,
  * which is independent of the attachment. See struct edu_peer_memory_register.
@@ -67,35 +72,41 @@ struct edu_peer_attach {
 	__s32 fd;
 	/** @mode: in, one of enum edu_peer_mode. */
 	__u32 mode;
+	/** @flags: must be zero. */
+	__u32 flags;
+	/** @pad: must be zero. */
+	__u32 pad;
 	/** @size: out, size of the dma-buf; must be zero on input. */
 	__u64 size;
 };
 
 /**
- * EDU_PEER_DIRECTION_READ - move bytes from the dma-buf to the caller.
+ * EDU_PEER_DIRECTION_READ - move bytes from the dma-buf, or from the registered
+ * memory, to the caller.
  */
 #define EDU_PEER_DIRECTION_READ	0
 /**
- * EDU_PEER_DIRECTION_WRITE - move bytes from the caller to the dma-buf.
+ * EDU_PEER_DIRECTION_WRITE - move bytes from the caller to the dma-buf, or to
+ * the registered memory.
  */
 #define EDU_PEER_DIRECTION_WRITE	1
 
 /**
- * struct edu_peer_transfer - argument of EDU_PEER_IOC_TRANSFER
- *
- * EDU_PEER_IOC_SUBMIT, EDU_PEER_IOC_FINISH and EDU_PEER_IOC_MEMORY_TRANSFER
- * have the same argument; the differences are described there.
+ * struct edu_peer_transfer - argument of EDU_PEER_IOC_TRANSFER and of
+ * EDU_PEER_IOC_MEMORY_TRANSFER
  *
  * Moves bytes by bus mastering, in pieces of at most 4 KiB. Each piece takes
  * two DMA transfers of 100 ms, to and from edu's internal buffer. A read takes
- * a third one, which overwrites the old content of the internal buffer. The
- * call maps the dma-buf if it is not mapped and @length is not 0. Returns
- * -EINVAL for a range outside the dma-buf, -ETIMEDOUT if the device does not
- * finish, -EIO if it is no bus master any more because it did not even stop,
- * -EINTR if a signal arrives between two pieces.
+ * a third one, which overwrites the old content of the internal buffer.
+ * EDU_PEER_IOC_TRANSFER maps the dma-buf if it is not mapped and @length is not
+ * 0. Returns -EINVAL for a range outside the dma-buf, -ETIMEDOUT if the device
+ * does not finish, -EIO if it is no bus master any more because it did not even
+ * stop, -EINTR if a signal arrives between two pieces.
  */
 struct edu_peer_transfer {
-	/** @offset: in, first byte of the dma-buf. */
+	/**
+	 * @offset: in, first byte of the dma-buf, or of the registered range.
+	 */
 	__u64 offset;
 	/** @length: in, number of bytes; out, bytes moved. */
 	__u64 length;
@@ -113,6 +124,61 @@ struct edu_peer_transfer {
  * EDU_PEER_SUBMIT_MAX - how many bytes EDU_PEER_IOC_SUBMIT moves at most.
  */
 #define EDU_PEER_SUBMIT_MAX	(16 * 4096)
+
+/**
+ * struct edu_peer_submit - argument of EDU_PEER_IOC_SUBMIT
+ *
+ * Starts a transfer, and returns. The call first waits for the implicit fences
+ * of the dma-buf that the transfer is in conflict with, and then adds the fence
+ * of the transfer to the dma-buf, as a write or a read according to the
+ * direction. A file can have one such transfer at a time: until it is over,
+ * this call and those that map, unmap, pin, unpin or transfer return -EBUSY. A
+ * detach or a close of the file ends the transfer after the piece that is being
+ * moved, and its fence signals with -ECANCELED. Returns -EINVAL in CPU mode,
+ * for a length of 0 or above EDU_PEER_SUBMIT_MAX, and for a range outside the
+ * dma-buf.
+ */
+struct edu_peer_submit {
+	/** @offset: in, first byte of the dma-buf. */
+	__u64 offset;
+	/** @length: in, number of bytes. */
+	__u64 length;
+	/**
+	 * @data: in, for EDU_PEER_DIRECTION_WRITE user pointer to @length
+	 * bytes, which are read during the call; else zero.
+	 */
+	__u64 data;
+	/**
+	 * @direction: in, EDU_PEER_DIRECTION_READ or EDU_PEER_DIRECTION_WRITE.
+	 */
+	__u32 direction;
+	/** @flags: must be zero. */
+	__u32 flags;
+};
+
+/**
+ * struct edu_peer_finish - argument of EDU_PEER_IOC_FINISH
+ *
+ * Waits for the last transfer of EDU_PEER_IOC_SUBMIT, and returns its error,
+ * also with the results. A second call returns the same again. Returns -EINVAL
+ * if there was no transfer, or if it had the other direction; -EINTR, or a
+ * restart of the call, if a signal arrives.
+ */
+struct edu_peer_finish {
+	/**
+	 * @data: in, user pointer to @room bytes, which get the first bytes
+	 * that were moved; ignored if @room is 0.
+	 */
+	__u64 data;
+	/** @room: in, number of bytes; zero for EDU_PEER_DIRECTION_WRITE. */
+	__u64 room;
+	/** @moved: out, bytes moved; must be zero on input. */
+	__u64 moved;
+	/** @direction: in, the direction of the transfer. */
+	__u32 direction;
+	/** @flags: must be zero. */
+	__u32 flags;
+};
 
 /** struct edu_peer_segment - one entry of the scatter table */
 struct edu_peer_segment {
@@ -246,6 +312,10 @@ struct edu_peer_memory_register {
 	__u64 address;
 	/** @size: in, number of bytes. */
 	__u64 size;
+	/** @flags: must be zero. */
+	__u32 flags;
+	/** @pad: must be zero. */
+	__u32 pad;
 };
 
 /**
@@ -378,28 +448,10 @@ enum {
 	/* Get the scatter table of the mapping; -EINVAL if there is none. */
 	EDU_PEER_IOC_TABLE = _IOWR(EDU_PEER_IOC, 0x17, struct edu_peer_table),
 	EDU_PEER_IOC_STATUS = _IOR(EDU_PEER_IOC, 0x18, struct edu_peer_status),
-	/*
-	 * Start a transfer of up to EDU_PEER_SUBMIT_MAX bytes, but not 0, and
-	 * return. The call first waits for the implicit fences of the dma-buf
-	 * that the transfer is in conflict with, and then adds the fence of the
-	 * transfer to the dma-buf, as a write or a read according to the
-	 * direction. The bytes to write are read during the call. A file can
-	 * have one such transfer at a time: until it is over, this call and
-	 * those that map, unmap, pin, unpin or transfer return -EBUSY. A detach
-	 * or a close of the file ends the transfer after the piece that is
-	 * being moved, and its fence signals with -ECANCELED. -EINVAL in CPU
-	 * mode.
-	 */
-	EDU_PEER_IOC_SUBMIT = _IOWR(EDU_PEER_IOC, 0x19, struct edu_peer_transfer),
-	/*
-	 * Wait for the last transfer of EDU_PEER_IOC_SUBMIT, and return its
-	 * error. The direction must be that of the transfer, and the offset
-	 * zero. The call returns the number of bytes moved, and for
-	 * EDU_PEER_DIRECTION_READ the bytes, as many as the length on input
-	 * permits; a second call returns them again. -EINVAL if there was no
-	 * transfer; -EINTR, or a restart of the call, if a signal arrives.
-	 */
-	EDU_PEER_IOC_FINISH = _IOWR(EDU_PEER_IOC, 0x1a, struct edu_peer_transfer),
+	/* Start a transfer, with a fence. */
+	EDU_PEER_IOC_SUBMIT = _IOW(EDU_PEER_IOC, 0x19, struct edu_peer_submit),
+	/* Wait for it. */
+	EDU_PEER_IOC_FINISH = _IOWR(EDU_PEER_IOC, 0x1a, struct edu_peer_finish),
 	/* Time map and unmap; -EBUSY if it is mapped, -EINVAL in CPU mode. */
 	EDU_PEER_IOC_MEASURE = _IOWR(EDU_PEER_IOC, 0x1b, struct edu_peer_measure),
 	/*
