@@ -5,14 +5,14 @@
 //! The structures are mirrored from `include/uapi/drm/mgpu_drm.h`.
 
 use std::mem::{size_of, ManuallyDrop};
-use std::os::fd::{FromRawFd, OwnedFd};
 
 use crate::drm::{again, call, ioctl, Drm, Gem};
+use crate::fence::queue_after;
 use crate::map::{Map, PAGE};
 use crate::mgpu::Mgpu;
 use crate::pattern::Pattern;
 use crate::syncfile::SyncFile;
-use crate::uapi::{ioc, VvramGemCreate, VvramSync, CREATE_SYSTEM, DRM_COMMAND_BASE};
+use crate::uapi::{ioc, SyncEntry, VvramGemCreate, CREATE_SYSTEM, DRM_COMMAND_BASE};
 use crate::{Stop, SysError};
 
 /// Jobs of the file that have hung.
@@ -367,19 +367,28 @@ impl<'a> Vm<'a> {
         }
     }
 
-    /// Queues a job behind fences, and returns its own fence.
-    pub fn exec_after(&self, ops: &[Op], ins: &[VvramSync]) -> Result<SyncFile, SysError> {
-        let mut out = [VvramSync::FILE];
+    /// Queues a job with fences to wait for and entries for the fence of the job.
+    pub fn exec_syncs(
+        &self,
+        ops: &[Op],
+        ins: &[SyncEntry],
+        outs: &[SyncEntry],
+    ) -> Result<(), SysError> {
         self.drm.exec_raw(Exec {
             in_syncs: ins.as_ptr() as u64,
             in_count: ins.len() as u32,
-            out_syncs: out.as_mut_ptr() as u64,
-            out_count: 1,
-            sync_size: size_of::<VvramSync>() as u32,
+            out_syncs: outs.as_ptr() as u64,
+            out_count: outs.len() as u32,
+            sync_size: size_of::<SyncEntry>() as u32,
             ..self.argument(ops)
-        })?;
-        // SAFETY: the kernel made a new fd that nothing else owns.
-        Ok(SyncFile::new(unsafe { OwnedFd::from_raw_fd(out[0].fd) }))
+        })
+    }
+
+    /// Queues a job behind fences, and returns its own fence.
+    pub fn exec_after(&self, ops: &[Op], fences: &[&SyncFile]) -> Result<SyncFile, SysError> {
+        queue_after(self.drm.fd(), fences, |ins, outs| {
+            self.exec_syncs(ops, ins, outs)
+        })
     }
 
     /// Queues a job, and returns its fence.

@@ -3,16 +3,15 @@
 //! Copies between objects, with the fences that they wait for and signal.
 
 use std::mem::size_of;
-use std::os::fd::{FromRawFd, OwnedFd};
 
 use crate::drm::{again, ioctl, Drm, Gem};
-use crate::fence::{wrong, Fences};
+use crate::fence::{queue_after, wrong, Fences};
 use crate::fixture::patterns;
 use crate::foreign::{self, Foreign, Kind};
 use crate::map::{Map, PAGE};
 use crate::pattern::Pattern;
 use crate::syncfile::SyncFile;
-use crate::uapi::{self, VvramGemCopy, VvramSync};
+use crate::uapi::{self, SyncEntry, VvramGemCopy};
 use crate::{Stop, SysError};
 
 impl Drm {
@@ -31,20 +30,20 @@ impl Drm {
     pub fn copy_syncs(
         &self,
         argument: &VvramGemCopy,
-        ins: &[VvramSync],
-        outs: &mut [VvramSync],
+        ins: &[SyncEntry],
+        outs: &[SyncEntry],
     ) -> Result<(), SysError> {
         self.copy_raw(&VvramGemCopy {
             in_syncs: ins.as_ptr() as u64,
-            out_syncs: outs.as_mut_ptr() as u64,
+            out_syncs: outs.as_ptr() as u64,
             in_count: ins.len() as u32,
             out_count: outs.len() as u32,
-            sync_size: size_of::<VvramSync>() as u32,
+            sync_size: size_of::<SyncEntry>() as u32,
             ..*argument
         })
     }
 
-    /// Copies bytes and returns the sync file of the copy.
+    /// Copies bytes and returns the fence of the copy.
     pub fn copy(
         &self,
         src: (&Gem<'_>, u64),
@@ -59,10 +58,9 @@ impl Drm {
             size,
             ..Default::default()
         };
-        let mut out = [VvramSync::FILE];
-        self.copy_syncs(&argument, &[], &mut out)?;
-        // SAFETY: the kernel made a new fd that nothing else owns.
-        Ok(SyncFile::new(unsafe { OwnedFd::from_raw_fd(out[0].fd) }))
+        queue_after(self.fd(), &[], |ins, outs| {
+            self.copy_syncs(&argument, ins, outs)
+        })
     }
 }
 

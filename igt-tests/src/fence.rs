@@ -10,7 +10,7 @@ use crate::misc;
 use crate::syncfile::SyncFile;
 use crate::uapi::{
     self, DmaBufSyncFile, DrmSyncobj, DrmSyncobjHandle, DrmSyncobjTimelineArray,
-    DrmSyncobjTimelineWait, DrmSyncobjWait, SwSyncCreateFence, VvramSync,
+    DrmSyncobjTimelineWait, DrmSyncobjWait, SwSyncCreateFence, SyncEntry,
 };
 use crate::{Stop, SysError};
 
@@ -32,6 +32,13 @@ impl SyncObj {
             drm,
             handle: argument.handle,
         })
+    }
+
+    /// Makes one with the fence of a sync file.
+    pub fn of(drm: RawFd, fence: &SyncFile) -> Result<Self, SysError> {
+        let object = Self::new(drm)?;
+        object.add_point(0, fence)?;
+        Ok(object)
     }
 
     /// The handle.
@@ -79,19 +86,45 @@ impl SyncObj {
     }
 
     /// A point of it, or its fence if the point is 0, as an argument of GEM_COPY.
-    pub fn sync(&self, point: u64) -> VvramSync {
-        VvramSync {
+    pub fn sync(&self, point: u64) -> SyncEntry {
+        SyncEntry {
             handle: self.handle,
             point,
             ..Default::default()
         }
     }
 
-    /// Adds a point that signals with a sync file.
-    pub fn add_point(&self, point: u64, fence: &SyncFile) -> Result<(), SysError> {
+    /// Its fence as a sync file.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl: `EINVAL` without a fence.
+    pub fn file(&self) -> Result<SyncFile, SysError> {
         let mut argument = DrmSyncobjHandle {
             handle: self.handle,
-            flags: uapi::SYNCOBJ_IMPORT_SYNC_FILE | uapi::SYNCOBJ_IMPORT_TIMELINE,
+            flags: uapi::SYNCOBJ_EXPORT_SYNC_FILE,
+            fd: -1,
+            ..Default::default()
+        };
+        ioctl(
+            self.drm,
+            uapi::DRM_IOCTL_SYNCOBJ_HANDLE_TO_FD,
+            &mut argument,
+            || "SYNCOBJ_HANDLE_TO_FD".to_string(),
+        )?;
+        // SAFETY: the kernel made a new fd that nothing else owns.
+        Ok(SyncFile::new(unsafe { OwnedFd::from_raw_fd(argument.fd) }))
+    }
+
+    /// Adds a point that signals with a sync file. With 0 the object gets the fence itself.
+    pub fn add_point(&self, point: u64, fence: &SyncFile) -> Result<(), SysError> {
+        let timeline = match point {
+            0 => 0,
+            _ => uapi::SYNCOBJ_IMPORT_TIMELINE,
+        };
+        let mut argument = DrmSyncobjHandle {
+            handle: self.handle,
+            flags: uapi::SYNCOBJ_IMPORT_SYNC_FILE | timeline,
             fd: fence.fd(),
             point,
             ..Default::default()
@@ -205,13 +238,33 @@ impl Timeline {
     }
 }
 
+/// Has `queue` queue work of an open file behind fences, and returns the fence of the work.
+///
+/// # Errors
+///
+/// The errors of `queue`, and of the ioctls for sync objects.
+pub fn queue_after(
+    drm: RawFd,
+    fences: &[&SyncFile],
+    queue: impl FnOnce(&[SyncEntry], &[SyncEntry]) -> Result<(), SysError>,
+) -> Result<SyncFile, SysError> {
+    let objects = fences
+        .iter()
+        .map(|fence| SyncObj::of(drm, fence))
+        .collect::<Result<Vec<_>, _>>()?;
+    let ins: Vec<_> = objects.iter().map(|object| object.sync(0)).collect();
+    let out = SyncObj::new(drm)?;
+    queue(&ins, &[out.sync(0)])?;
+    out.file()
+}
+
 /// Fences of all kinds that work waits for, and entries of all kinds for the fence of the work.
 #[derive(Debug)]
 pub struct Fences {
-    /// Two fences that have signalled.
-    before: (SyncObj, SyncFile),
-    /// Another one. Unless it signals before, it does when the work is queued.
-    late: SyncFile,
+    /// A point and a fence that have signalled.
+    before: (SyncObj, SyncObj),
+    /// Another fence. Unless it signals before, it does when the work is queued.
+    late: (SyncFile, SyncObj),
     time: Timeline,
     binary: SyncObj,
     line: SyncObj,
@@ -228,16 +281,17 @@ impl Fences {
     #[track_caller]
     pub fn new(drm: RawFd, all_over: bool) -> Result<Self, Stop> {
         let time = Timeline::new()?;
-        let before = (SyncObj::new(drm)?, time.fence(1)?);
-        let late = time.fence(2)?;
+        let (past, next) = (time.fence(1)?, time.fence(2)?);
+        let before = (SyncObj::new(drm)?, SyncObj::of(drm, &past)?);
+        let late = SyncObj::of(drm, &next)?;
         time.step()?;
         if all_over {
             time.step()?;
         }
-        before.0.add_point(3, &before.1)?;
+        before.0.add_point(3, &past)?;
         Ok(Self {
             before,
-            late,
+            late: (next, late),
             time,
             binary: SyncObj::new(drm)?,
             line: SyncObj::new(drm)?,
@@ -258,50 +312,46 @@ impl Fences {
     /// The errors of `queue`, and `EILSEQ` if a fence is wrong.
     pub fn run(
         &mut self,
-        queue: impl FnOnce(&[VvramSync], &mut [VvramSync]) -> Result<(), SysError>,
+        queue: impl FnOnce(&[SyncEntry], &[SyncEntry]) -> Result<(), SysError>,
     ) -> Result<(), SysError> {
         let ins = [
             self.before.0.sync(2),
-            self.late.sync(),
-            self.before.1.sync(),
+            self.late.1.sync(0),
+            self.before.1.sync(0),
         ];
         let point = self.points + 1;
-        let mut outs = [
-            VvramSync::FILE,
-            self.binary.sync(0),
-            self.line.sync(point),
-            VvramSync::FILE,
-        ];
-        if let Err(error) = queue(&ins, &mut outs) {
-            self.unpublished(&outs)?;
+        let outs = [self.binary.sync(0), self.line.sync(point)];
+        if let Err(error) = queue(&ins, &outs) {
+            self.unpublished()?;
             return Err(error);
         }
         self.points = point;
-        // SAFETY: the kernel made new fds that nothing else owns.
-        let files = [0, 3].map(|at| SyncFile::new(unsafe { OwnedFd::from_raw_fd(outs[at].fd) }));
-        if !self.late.poll(0)? {
-            if files[0].poll(0)? {
-                return Err(wrong("the work did not wait"));
-            }
+        // The work does not wait any more when this fails.
+        let file = self.binary.file();
+        let is_late = !self.late.0.poll(0)?;
+        let is_early = match &file {
+            Ok(file) if is_late => file.poll(0)?,
+            _ => false,
+        };
+        if is_late {
             self.time.step()?;
         }
-        for file in &files {
-            if !file.poll(20_000)? {
-                return Err(wrong("a sync file does not signal"));
-            }
-            let status = file.status()?;
-            if status != 1 {
-                return Err(wrong(format!("status {status} of the work")));
-            }
+        if is_early {
+            return Err(wrong("the work did not wait"));
+        }
+        let file = file?;
+        if !file.poll(20_000)? {
+            return Err(wrong("the fence of the work does not signal"));
+        }
+        let status = file.status()?;
+        if status != 1 {
+            return Err(wrong(format!("status {status} of the work")));
         }
         self.binary.wait(0)?;
         self.line.wait_point(point, 0)
     }
 
-    fn unpublished(&self, outs: &[VvramSync]) -> Result<(), SysError> {
-        if outs.iter().any(|out| out.fd != 0) {
-            return Err(wrong(format!("a file descriptor in {outs:?}")));
-        }
+    fn unpublished(&self) -> Result<(), SysError> {
         let waited = self.binary.wait(0);
         let has_fence = !waited.is_err_and(|error| error.errno == libc::EINVAL);
         let last = self.line.last_point()?;

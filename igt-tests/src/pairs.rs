@@ -18,7 +18,7 @@ use crate::fixture::{cpu_reads, patterns};
 use crate::map::{Map, PAGE64};
 use crate::misc::{self, Lcg};
 use crate::pattern::Pattern;
-use crate::uapi::{VvramGemCopy, VvramSync};
+use crate::uapi::{SyncEntry, VvramGemCopy};
 use crate::{errno_name, Outcome, Stop, SysError};
 
 /// How many threads make each call.
@@ -233,12 +233,7 @@ impl<'a> Objects<'a> {
     }
 
     /// Copies the page of a caller.
-    fn copy(
-        &self,
-        index: usize,
-        ins: &[VvramSync],
-        outs: &mut [VvramSync],
-    ) -> Result<(), SysError> {
+    fn copy(&self, index: usize, ins: &[SyncEntry], outs: &[SyncEntry]) -> Result<(), SysError> {
         let offset = index as u64 * PAGE64;
         let argument = VvramGemCopy {
             src: self.src.handle(),
@@ -430,9 +425,9 @@ pub fn destroy_and_copy(drm: &Drm) -> Outcome {
             },
             |(it, syncobj), index| {
                 if out {
-                    it.copy(index, &[], &mut [syncobj.sync(2 + index as u64)])
+                    it.copy(index, &[], &[syncobj.sync(2 + index as u64)])
                 } else {
-                    it.copy(index, &[syncobj.sync(1)], &mut [])
+                    it.copy(index, &[syncobj.sync(1)], &[])
                 }
             },
             |(_, syncobj)| syncobj.destroy(),

@@ -4,24 +4,23 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::compute::{Op, Vm, HUGE, JOBS_MAX};
 use crate::drm::{repeats, Drm, Gem};
-use crate::fence::Timeline;
+use crate::fence::{queue_after, Timeline};
 use crate::fixture::{cpu_reads, patterns};
 use crate::map::{Map, PAGE64};
 use crate::mgpu::Mgpu;
 use crate::proc::{Child, Steps};
 use crate::syncfile::SyncFile;
 use crate::trace::Jobs;
-use crate::uapi::{VvramGemCopy, VvramSync, COPIES_MAX, CREATE_VRAM};
+use crate::uapi::{VvramGemCopy, COPIES_MAX, CREATE_VRAM};
 use crate::{Outcome, Stop, SysError};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Copies all of an object after some fences, and returns the sync file of the copy.
+/// Copies all of an object after some fences, and returns the fence of the copy.
 ///
 /// # Errors
 ///
@@ -29,9 +28,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 pub fn copy_after(
     drm: &Drm,
     (src, dst): (&Gem<'_>, &Gem<'_>),
-    ins: &[VvramSync],
+    fences: &[&SyncFile],
 ) -> Result<SyncFile, Stop> {
-    copy_handles(drm, (src.handle(), dst.handle()), src.size(), ins)
+    copy_handles(drm, (src.handle(), dst.handle()), src.size(), fences)
 }
 
 /// As [`copy_after`], for the first bytes of two handles.
@@ -43,7 +42,7 @@ pub fn copy_handles(
     drm: &Drm,
     (src, dst): (u32, u32),
     size: u64,
-    ins: &[VvramSync],
+    fences: &[&SyncFile],
 ) -> Result<SyncFile, Stop> {
     let argument = VvramGemCopy {
         src,
@@ -51,14 +50,13 @@ pub fn copy_handles(
         size,
         ..Default::default()
     };
-    let mut out = [VvramSync::FILE];
-    drm.copy_syncs(&argument, ins, &mut out)?;
-    // SAFETY: the kernel made a new fd that nothing else owns.
-    Ok(SyncFile::new(unsafe { OwnedFd::from_raw_fd(out[0].fd) }))
+    Ok(queue_after(drm.fd(), fences, |ins, outs| {
+        drm.copy_syncs(&argument, ins, outs)
+    })?)
 }
 
 /// Queues a job behind fences, and returns its own fence.
-type Submit = Box<dyn Fn(&[VvramSync]) -> Result<SyncFile, Stop>>;
+type Submit = Box<dyn Fn(&[&SyncFile]) -> Result<SyncFile, Stop>>;
 
 /// A client of a ring, with an open file of its own: each of its jobs copies one page to another.
 pub struct Client {
@@ -90,7 +88,7 @@ impl Client {
             from,
             to,
             most: COPIES_MAX.into(),
-            submit: Box::new(move |ins| copy_handles(&drm, pair, PAGE64, ins)),
+            submit: Box::new(move |fences| copy_handles(&drm, pair, PAGE64, fences)),
         })
     }
 
@@ -119,7 +117,7 @@ impl Client {
             from,
             to,
             most: JOBS_MAX as i64,
-            submit: Box::new(move |ins| Ok(Vm::of(&gpu, vm).exec_after(&ops, ins)?)),
+            submit: Box::new(move |fences| Ok(Vm::of(&gpu, vm).exec_after(&ops, fences)?)),
         })
     }
 }
@@ -150,7 +148,7 @@ pub fn flood(open: impl Fn() -> Result<Client, Stop>, rounds: u32, most: usize) 
         for fence in &fences {
             // The first job holds up those behind it. When the queue has room for all of them, no
             // job of an earlier round is left.
-            (client.submit)(&[fence.sync()])?;
+            (client.submit)(&[fence])?;
             for _ in 1..client.most {
                 (client.submit)(&[])?;
             }
@@ -167,7 +165,7 @@ pub fn flood(open: impl Fn() -> Result<Client, Stop>, rounds: u32, most: usize) 
         client.from.fill(pattern);
         client.to.fill(b);
         full.wait("the flood", LIMIT)?;
-        let job = (client.submit)(&[fence.sync()])?;
+        let job = (client.submit)(&[fence])?;
         timeline.step()?;
         job.finish()?;
         check_eq!(job.status()?, 1, "status of the job in round {round}");

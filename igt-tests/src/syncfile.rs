@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::drm::{ioctl, text};
 use crate::misc;
-use crate::uapi::{self, SyncFenceInfo, SyncFileInfo, VvramSync};
+use crate::uapi::{self, SyncFenceInfo, SyncFileInfo};
 use crate::{Outcome, Stop, SysError};
 
 /// Longer than any work of a test takes.
@@ -28,14 +28,6 @@ impl SyncFile {
     /// The file descriptor.
     pub fn fd(&self) -> RawFd {
         self.fd.as_raw_fd()
-    }
-
-    /// The file as an argument of GEM_COPY.
-    pub fn sync(&self) -> VvramSync {
-        VvramSync {
-            fd: self.fd(),
-            ..VvramSync::FILE
-        }
     }
 
     /// Whether it has signalled, or does within `limit` milliseconds.

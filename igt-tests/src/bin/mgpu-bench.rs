@@ -13,6 +13,7 @@ use vvram_tests::clock::{self, Costs};
 use vvram_tests::compute::{Bench, Op, HUGE, RESULTS};
 use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::EITHER;
+use vvram_tests::fence::SyncObj;
 use vvram_tests::figures::{self, Figures};
 use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::PAGE64;
@@ -21,7 +22,8 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::spent::Asked;
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::trace::{Moment, Running};
-use vvram_tests::{check, check_eq, uapi, Outcome, Stop, SysError};
+use vvram_tests::uapi::{self, SyncEntry, VvramGemCopy};
+use vvram_tests::{check, check_eq, Outcome, Stop, SysError};
 
 const MIB: u64 = 1 << 20;
 const SIZES: [(&str, u64); 3] = [("4k", PAGE64), ("2m", 2 * MIB), ("256m", 256 * MIB)];
@@ -101,16 +103,19 @@ fn jobs(
     figures: &mut Figures,
     name: &str,
     (ring, word): (u32, &str),
-    call: impl Fn() -> Result<SyncFile, SysError>,
+    call: impl Fn(&[SyncEntry]) -> Result<(), SysError>,
 ) -> Outcome {
     const ROUNDS: usize = 64;
+    let out = SyncObj::new(gpu.drm.fd())?;
+    let call = || Ok(call(&[out.sync(0)])?);
+    let wait = |()| done(&out.file()?);
     // The first job makes allocations that are not to be measured.
-    done(&call()?)?;
+    wait(call()?)?;
     let (mut submit, mut finish) = (Costs::default(), Costs::default());
     gpu.inject_into(ring, Error::Slow, SLOW)?;
     let mut again = 0;
     while submit.count() < ROUNDS {
-        let Some((asked, events, _)) = traced(trace, || Ok(call()?), |fence| done(&fence))? else {
+        let Some((asked, events, _)) = traced(trace, call, wait)? else {
             again += 1;
             check!(again < AGAIN, "too many interrupts are early");
             continue;
@@ -137,9 +142,20 @@ fn copies(gpu: &Mgpu, trace: &Running, figures: &mut Figures) -> Outcome {
     let (x, y) = patterns();
     from.map()?.fill(x);
     to.map()?.fill(y);
-    jobs(gpu, trace, figures, "job", (COPY, "ring=mgpu-copy"), || {
-        gpu.drm.copy((&from, 0), (&to, 0), PAGE64)
-    })?;
+    let argument = VvramGemCopy {
+        src: from.handle(),
+        dst: to.handle(),
+        size: PAGE64,
+        ..Default::default()
+    };
+    jobs(
+        gpu,
+        trace,
+        figures,
+        "job",
+        (COPY, "ring=mgpu-copy"),
+        |outs| gpu.drm.copy_syncs(&argument, &[], outs),
+    )?;
     holds(&to, x, "the copy")
 }
 
@@ -160,7 +176,7 @@ fn programs(gpu: &Mgpu, trace: &Running, figures: &mut Figures) -> Outcome {
             figures,
             &format!("job.exec-{count}"),
             (COMPUTE, "ring=mgpu-compute"),
-            || bench.vm.exec(&[Op::add(RESULTS, 1)]),
+            |outs| bench.vm.exec_syncs(&[Op::add(RESULTS, 1)], &[], outs),
         )?;
         check!(bench.results.read(0) > 0, "no job has run");
     }

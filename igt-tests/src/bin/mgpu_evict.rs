@@ -179,7 +179,7 @@ fn early_read() -> Outcome {
         let timeline = Timeline::new()?;
         let fence = timeline.fence(1)?;
         let ins: &[_] = match has_fence {
-            true => &[fence.sync()],
+            true => &[&fence],
             false => &[],
         };
         if has_fence {
@@ -235,9 +235,7 @@ fn early_write() -> Outcome {
     placed(&before, uapi::PLACEMENT_VRAM)?;
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
-    let early = bench
-        .vm
-        .exec_after(&[Op::fill(HUGE, size, 7)], &[fence.sync()])?;
+    let early = bench.vm.exec_after(&[Op::fill(HUGE, size, 7)], &[&fence])?;
     gpu.inject_into(COPY, Error::Slow, 100)?;
     let after = gpu.drm.create_flags(size, EITHER)?;
     placed(&after, uapi::PLACEMENT_VRAM)?;
@@ -614,8 +612,8 @@ impl Mix<'_> {
                 Op::checksum(*address, PIECE, RESULTS),
                 Op::fill(*address, PIECE, word),
             ];
-            let job = bench.vm.exec_after(&ops, &[written.sync()])?;
-            let read = copy_after(&drm, (import, &sink), &[job.sync()])?;
+            let job = bench.vm.exec_after(&ops, &[&written])?;
+            let read = copy_after(&drm, (import, &sink), &[&job])?;
             all_done(&[written, job, read])?;
             check_eq!(
                 bench.results.read(0),
@@ -656,8 +654,8 @@ impl Mix<'_> {
                 Op::checksum(2 * HUGE, PIECE, RESULTS + 8),
                 Op::fill(2 * HUGE, PIECE, word),
             ];
-            let job = bench.vm.exec_after(&ops, &[copied.sync()])?;
-            let back = copy_after(&gpu.drm, (&own, &import), &[job.sync()])?;
+            let job = bench.vm.exec_after(&ops, &[&copied])?;
+            let back = copy_after(&gpu.drm, (&own, &import), &[&job])?;
             let read = drm.copy((&object, 0), (&sink, 0), PIECE)?;
             all_done(&[written, copied, job, back, read])?;
             check_eq!(
@@ -796,7 +794,7 @@ fn spared() -> Outcome {
     let to = gpu.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
-    let copy = copy_after(&gpu.drm, (&busy, &to), &[fence.sync()])?;
+    let copy = copy_after(&gpu.drm, (&busy, &to), &[&fence])?;
     // The other object is used last, so that an eviction meets the busy one first.
     let other = Mgpu::first()?;
     let import = other.drm.import(&idle.export()?)?;

@@ -36,7 +36,7 @@ const ROOM: &str = "6permit";
 
 /// Where it waits for a change of mappings: `AddressSpace::await_turns`, which the compiler inlines
 /// into `exec::exec`.
-const TURN: &str = "4exec4exec";
+const TURN: &str = "4mgpu4exec";
 
 /// Jobs of as many operations as are permitted run in their order, and after their fences.
 fn order() -> Outcome {
@@ -65,9 +65,7 @@ fn order() -> Outcome {
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
     bench.results.set(0);
-    let first = bench
-        .vm
-        .exec_after(&[Op::fill(RESULTS, 8, 1)], &[fence.sync()])?;
+    let first = bench.vm.exec_after(&[Op::fill(RESULTS, 8, 1)], &[&fence])?;
     let second = bench.vm.exec(&[Op::copy(RESULTS, RESULTS + 8, 8)])?;
     check!(!second.poll(100)?, "a job was done before its fence");
     check_eq!(bench.results.read(0), 0, "the word before the fence");
@@ -79,13 +77,8 @@ fn order() -> Outcome {
     check_eq!(bench.results.read(1), 1 << 32 | 1, "the second job");
     // The fence is put into a sync object.
     let object = SyncObj::new(gpu.drm.fd())?;
-    let mut out = [object.sync(0)];
-    gpu.drm.exec_raw(Exec {
-        out_syncs: out.as_mut_ptr() as u64,
-        out_count: 1,
-        sync_size: 24,
-        ..bench.vm.argument(&[Op::add(RESULTS, 1)])
-    })?;
+    let add = [Op::add(RESULTS, 1)];
+    bench.vm.exec_syncs(&add, &[], &[object.sync(0)])?;
     object.wait(i64::MAX)?;
     check_eq!(bench.results.read(0), (1 << 32 | 1) + 1, "the last job");
     gpu.clean()
@@ -118,9 +111,7 @@ fn explicit() -> Outcome {
     let import = other.drm.import(&buf)?;
     theirs.vm.bind(&import, HUGE)?;
     let fence = timeline.fence(2)?;
-    let job = bench
-        .vm
-        .exec_after(&[Op::fill(HUGE, 8, 7)], &[fence.sync()])?;
+    let job = bench.vm.exec_after(&[Op::fill(HUGE, 8, 7)], &[&fence])?;
     check_eq!(theirs.sum(HUGE, SIZE)?, sum(x, 0, WORDS), "their sum");
     let write = uapi::DMA_BUF_SYNC_WRITE;
     check!(
@@ -163,7 +154,7 @@ fn implicit() -> Outcome {
             Op::checksum(HUGE, SIZE, RESULTS),
             Op::fill(HUGE, SIZE, 0x5a5a_5a5a),
         ];
-        let job = bench.vm.exec_after(&ops, &[buf.sync_file(write)?.sync()])?;
+        let job = bench.vm.exec_after(&ops, &[&buf.sync_file(write)?])?;
         buf.add_fence(write, &job)?;
         gpu.inject_into(COMPUTE, Error::Slow, 30)?;
         gpu.drm.copy((&b, 0), (&a, 0), SIZE)?.finish()?;
@@ -190,12 +181,10 @@ fn empty() -> Outcome {
     let bench = Bench::new(&gpu)?;
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
-    let before = bench
-        .vm
-        .exec_after(&[Op::add(RESULTS, 1)], &[fence.sync()])?;
+    let before = bench.vm.exec_after(&[Op::add(RESULTS, 1)], &[&fence])?;
     let behind = bench.vm.exec(&[])?;
     let late = timeline.fence(2)?;
-    let waits = bench.vm.exec_after(&[], &[late.sync()])?;
+    let waits = bench.vm.exec_after(&[], &[&late])?;
     let last = bench.vm.exec(&[Op::add(RESULTS, 2)])?;
     check!(
         !behind.poll(100)?,
@@ -306,9 +295,7 @@ fn unmapped() -> Outcome {
     // A map that replaces nothing does not wait.
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
-    let job = bench
-        .vm
-        .exec_after(&[Op::add(RESULTS, 1)], &[fence.sync()])?;
+    let job = bench.vm.exec_after(&[Op::add(RESULTS, 1)], &[&fence])?;
     bench.vm.bind(&first, 8 * HUGE)?;
     check_eq!(
         job.status()?,
@@ -333,7 +320,7 @@ fn unmap_waits() -> Outcome {
     let timeline = Timeline::new()?;
     let [now, next, last] = [1, 2, 3].map(|step| timeline.fence(step));
     let ops = [Op::checksum(HUGE, SIZE, RESULTS)];
-    let job = bench.vm.exec_after(&ops, &[now?.sync()])?;
+    let job = bench.vm.exec_after(&ops, &[&now?])?;
     let unbind = || bench.vm.unbind(HUGE, SIZE);
     let replace = || bench.vm.bind(&second, HUGE);
 
@@ -361,10 +348,10 @@ fn unmap_waits() -> Outcome {
 
     // Another task queues a job during the wait.
     bench.vm.bind(&first, HUGE)?;
-    bench.vm.exec_after(&ops, &[next?.sync()])?;
+    bench.vm.exec_after(&ops, &[&next?])?;
     let mut child = Child::spawn(|| Ok(unbind()?))?;
     await_sleep(&mut child, FENCE, "S")?;
-    let job = bench.vm.exec_after(&ops, &[last?.sync()])?;
+    let job = bench.vm.exec_after(&ops, &[&last?])?;
     timeline.step()?;
     // The unmap waits for that job, too, and no other one is queued before.
     let mut next = Child::spawn(|| {
@@ -430,7 +417,7 @@ fn full() -> Outcome {
         bench.results.set(0);
         let queue = |fence: &SyncFile| {
             (0..JOBS_MAX)
-                .map(|_| bench.vm.exec_after(&ops, &[fence.sync()]))
+                .map(|_| bench.vm.exec_after(&ops, &[fence]))
                 .collect::<Result<Vec<_>, _>>()
         };
         let call = || bench.vm.exec(&ops).map(drop);
@@ -651,9 +638,7 @@ fn given_up() -> Outcome {
         let bench = Bench::new(&gpu)?;
         let object = bench.vm.create(SIZE, EITHER)?;
         bench.vm.bind(&object, HUGE)?;
-        bench
-            .vm
-            .exec_after(&[Op::fill(HUGE, SIZE, 7)], &[fence.sync()])?;
+        bench.vm.exec_after(&[Op::fill(HUGE, SIZE, 7)], &[&fence])?;
         steps.done()?;
         vvram_tests::proc::sleep_forever()
     })?;

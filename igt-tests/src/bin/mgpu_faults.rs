@@ -406,23 +406,14 @@ impl Job {
     /// Queues a job that counts its runs and adds up all objects, and waits for its end. If the
     /// call fails, checks that no job was queued.
     fn run(&mut self) -> Result<(), SysError> {
-        let (vm, drm) = (self.space.vm(), &self.space.gpu.drm);
+        let vm = self.space.vm();
         let mut ops = vec![Op::add(RESULTS, 1)];
         for index in 0..self.objects as u64 {
             let address = HUGE * (1 + index);
             ops.push(Op::checksum(address, SIZE, RESULTS + 16 + 8 * index));
         }
         let queued = self.fences.queued();
-        let result = self.fences.run(|ins, outs| {
-            drm.exec_raw(vvram_tests::compute::Exec {
-                in_syncs: ins.as_ptr() as u64,
-                in_count: ins.len() as u32,
-                out_syncs: outs.as_mut_ptr() as u64,
-                out_count: outs.len() as u32,
-                sync_size: size_of_val(&ins[0]) as u32,
-                ..vm.argument(&ops)
-            })
-        });
+        let result = self.fences.run(|ins, outs| vm.exec_syncs(&ops, ins, outs));
         if result.is_err() && self.fences.queued() == queued {
             // A job that is queued now comes after it, if it was queued.
             vm.done(&[Op::fill(RESULTS + 8, 8, 0)])
@@ -627,9 +618,7 @@ fn release() -> Outcome {
             let Space { results, vm, gpu } = {
                 let (_, space) = Space::mapped(Memory::Private(EITHER), x)?;
                 for _ in 0..2 {
-                    space
-                        .vm()
-                        .exec_after(&[Op::add(RESULTS, 1)], &[fence.sync()])?;
+                    space.vm().exec_after(&[Op::add(RESULTS, 1)], &[&fence])?;
                 }
                 space
             };

@@ -22,7 +22,7 @@ use vvram_tests::proc::{Child, Exit, KernelLog, Steps};
 use vvram_tests::rebind::{Probe, Unbinding};
 use vvram_tests::signals::await_sleep;
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::uapi::{VvramSync, COPIES_MAX};
+use vvram_tests::uapi::COPIES_MAX;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop, SysError};
 
 const SIZE: u64 = 16 * PAGE as u64;
@@ -130,9 +130,9 @@ fn adds(bench: &Bench<'_>, word: usize) -> Result<SyncFile, SysError> {
 }
 
 /// As [`adds`], behind fences.
-fn adds_after(bench: &Bench<'_>, word: usize, ins: &[VvramSync]) -> Result<SyncFile, SysError> {
+fn adds_after(bench: &Bench<'_>, word: usize, fences: &[&SyncFile]) -> Result<SyncFile, SysError> {
     let to = RESULTS + 8 * word as u64;
-    bench.vm.exec_after(&[Op::checksum(HUGE, SIZE, to)], ins)
+    bench.vm.exec_after(&[Op::checksum(HUGE, SIZE, to)], fences)
 }
 
 /// Two GPUs that use memory of each other, of which the second one goes away, and a peer that has
@@ -431,9 +431,7 @@ fn unplugged() -> Outcome {
         sums.push(adds(&fixture.bench, word)?);
     }
     let writes = several(COPIES_MAX, || fixture.write())?;
-    let last = writes
-        .last()
-        .map_or(Err(Stop::fail("no copy")), |last| Ok(last.sync()))?;
+    let last = writes.last().ok_or_else(|| Stop::fail("no copy"))?;
     let jobs = several(5, || adds_after(&bench, 0, &[last]))?;
     fixture.replug()?;
 

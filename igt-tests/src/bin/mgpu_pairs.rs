@@ -240,15 +240,9 @@ fn destroy_and_sync() -> Outcome {
                         let vm = Vm::of(&gpu, it.number);
                         let op = [it.op(index)];
                         if !out {
-                            return vm.exec_after(&op, &[syncobj.sync(1)]).map(drop);
+                            return vm.exec_syncs(&op, &[syncobj.sync(1)], &[]);
                         }
-                        let mut outs = [syncobj.sync(2 + index as u64)];
-                        gpu.drm.exec_raw(vvram_tests::compute::Exec {
-                            out_syncs: outs.as_mut_ptr() as u64,
-                            out_count: 1,
-                            sync_size: std::mem::size_of_val(&outs) as u32,
-                            ..vm.argument(&op)
-                        })
+                        vm.exec_syncs(&op, &[], &[syncobj.sync(2 + index as u64)])
                     },
                     |(_, syncobj)| syncobj.destroy(),
                     |(it, _), results| {

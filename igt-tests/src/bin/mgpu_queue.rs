@@ -186,7 +186,7 @@ fn waits() -> Outcome {
     to.map()?.fill(y);
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
-    let copy = copy_after(&gpu.drm, (&from, &to), &[fence.sync()])?;
+    let copy = copy_after(&gpu.drm, (&from, &to), &[&fence])?;
     // A copy of another client is done.
     let other = Mgpu::first()?;
     let (src, dst) = (other.drm.create(PAGE64)?, other.drm.create(PAGE64)?);
@@ -222,7 +222,7 @@ fn copy_room() -> Outcome {
         map.fill(y);
         let timeline = Timeline::new()?;
         let fence = timeline.fence(1)?;
-        let mut ins = vec![fence.sync()];
+        let mut ins = vec![&fence];
         if implicit {
             to.export()?.add_fence(uapi::DMA_BUF_SYNC_WRITE, &fence)?;
             ins.clear();
@@ -278,7 +278,7 @@ fn unbind_waits() -> Outcome {
         let gpu = Mgpu::first()?;
         let (from, to) = (gpu.drm.create(PAGE64)?, gpu.drm.create(PAGE64)?);
         let mut jobs = (0..COPIES_MAX)
-            .map(|_| copy_after(&gpu.drm, (&from, &to), &[fence.sync()]))
+            .map(|_| copy_after(&gpu.drm, (&from, &to), &[&fence]))
             .collect::<Result<Vec<_>, _>>()?;
         let mut waits = Child::spawn(|| {
             let copy = gpu.drm.copy((&from, 0), (&to, 0), PAGE64);
@@ -299,12 +299,8 @@ fn unbind_waits() -> Outcome {
         let target = other.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
         bench.vm.bind(&used, HUGE)?;
         bench.vm.done(&[Op::fill(HUGE, SIZE, 1)])?;
-        jobs.push(copy_after(&other.drm, (&copied, &target), &[fence.sync()])?);
-        jobs.push(
-            bench
-                .vm
-                .exec_after(&[Op::fill(HUGE, SIZE, 2)], &[fence.sync()])?,
-        );
+        jobs.push(copy_after(&other.drm, (&copied, &target), &[&fence])?);
+        jobs.push(bench.vm.exec_after(&[Op::fill(HUGE, SIZE, 2)], &[&fence])?);
         let mut moves = Vec::new();
         for object in [&copied, &used] {
             let mut child = Child::spawn(|| {
@@ -349,7 +345,7 @@ fn unbind() -> Outcome {
         let gpu = Mgpu::first()?;
         let (from, to) = (gpu.drm.create(PAGE64)?, gpu.drm.create(PAGE64)?);
         let copies = (0..COPIES_MAX)
-            .map(|_| copy_after(&gpu.drm, (&from, &to), &[fence.sync()]))
+            .map(|_| copy_after(&gpu.drm, (&from, &to), &[&fence]))
             .collect::<Result<Vec<_>, _>>()?;
         let gone = Unbinding::start(&gpu.pci)?.finish(LIMIT)?;
         check!(!fence.poll(0)?, "the fence of the test has signalled");
@@ -394,8 +390,7 @@ fn unbind_names() -> Outcome {
         }
         let mut jobs = Vec::new();
         for number in 0..16 {
-            let sync = [fence.sync()];
-            let ins = if number < 12 { &[][..] } else { &sync };
+            let ins: &[_] = if number < 12 { &[] } else { &[&fence] };
             jobs.push((COPY, copy_after(&gpu.drm, (&from, &to), ins)?));
             let add = bench.vm.exec_after(&[Op::add(RESULTS, 1)], ins)?;
             jobs.push((EXEC, add));
@@ -510,7 +505,7 @@ fn charged() -> Outcome {
         let fence = timeline.fence(1)?;
         let before = group.current()?;
         let copies = (0..COPIES_MAX)
-            .map(|_| copy_after(&gpu.drm, (&from, &to), &[fence.sync()]))
+            .map(|_| copy_after(&gpu.drm, (&from, &to), &[&fence]))
             .collect::<Result<Vec<_>, _>>()?;
         let with = group.current()?;
         check!(

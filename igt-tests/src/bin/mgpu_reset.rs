@@ -603,7 +603,7 @@ fn stale() -> Outcome {
     let queued = (0..3)
         .map(|word| {
             let op = Op::checksum(2 * HUGE, SIZE, RESULTS + 8 * word);
-            bench.vm.exec_after(&[op], &[fence.sync()])
+            bench.vm.exec_after(&[op], &[&fence])
         })
         .collect::<Result<Vec<_>, _>>()?;
     {

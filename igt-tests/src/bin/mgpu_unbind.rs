@@ -22,7 +22,6 @@ use vvram_tests::queue::copy_after;
 use vvram_tests::rebind::{delete_module, module_users, Unbinding};
 use vvram_tests::reloads;
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::uapi::VvramSync;
 use vvram_tests::{
     check, check_eq, check_ok, expect_errno, fail, igt_main, uapi, Outcome, Stop, SysError,
 };
@@ -702,9 +701,9 @@ fn sync_file() -> Outcome {
         let gpu = Mgpu::first()?;
         let bench = Bench::new(&gpu)?;
         let (from, to) = (gpu.drm.create(SIZE)?, gpu.drm.create(SIZE)?);
-        let submit = |ring: u32, ins: &[VvramSync]| match ring {
-            COPY => copy_after(&gpu.drm, (&from, &to), ins),
-            _ => Ok(bench.vm.exec_after(&[Op::add(RESULTS, 1)], ins)?),
+        let submit = |ring: u32, fences: &[&SyncFile]| match ring {
+            COPY => copy_after(&gpu.drm, (&from, &to), fences),
+            _ => Ok(bench.vm.exec_after(&[Op::add(RESULTS, 1)], fences)?),
         };
         let mut rings = [COPY, COMPUTE].map(|ring| (ring, Vec::new()));
         for (ring, jobs) in &mut rings {
@@ -715,7 +714,7 @@ fn sync_file() -> Outcome {
             for _ in 0..SLOW {
                 jobs.push(submit(*ring, &[])?);
             }
-            jobs.push(submit(*ring, &[fence.sync()])?);
+            jobs.push(submit(*ring, &[&fence])?);
             // When one of them is done others are in the ring.
             jobs[1].finish()?;
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use vvram_tests::debugfs::{Counter, DebugFs};
 use vvram_tests::drm::{path_name, reason_name, Drm, Gem, EITHER};
-use vvram_tests::fence::Timeline;
+use vvram_tests::fence::{SyncObj, Timeline};
 use vvram_tests::fixture::{patterns, placed, squeeze_idle, Expect};
 use vvram_tests::heap;
 use vvram_tests::map::PAGE64;
@@ -286,7 +286,8 @@ fn unbind_other() -> Outcome {
         ..Default::default()
     };
     let mut writer = Child::spawn(|| {
-        drm.copy_syncs(&argument, &[fence.sync()], &mut [])?;
+        let waits = SyncObj::of(drm.fd(), &fence)?;
+        drm.copy_syncs(&argument, &[waits.sync(0)], &[])?;
         Ok(())
     })?;
     // This copy depends on no fence, but comes behind one that does.
@@ -295,7 +296,7 @@ fn unbind_other() -> Outcome {
         let import = drm.import(&next)?;
         let ours = [drm.create(SIZE)?, drm.create(SIZE)?];
         ours[0].map()?.fill(y);
-        copy_after(&drm, (&ours[0], &ours[1]), &[fence.sync()])?;
+        copy_after(&drm, (&ours[0], &ours[1]), &[&fence])?;
         drm.copy((&ours[0], 0), (&import, 0), SIZE)?.finish()
     })?;
     for child in [&mut reader, &mut writer, &mut behind] {

@@ -60,7 +60,7 @@ fn beside_clients(body: impl FnOnce(&dyn Fn() -> Outcome) -> Outcome) -> Outcome
     src.map()?.fill(a);
     to.fill(b);
     let timeline = Timeline::new()?;
-    let waits = copy_after(&drm, (&src, &dst), &[timeline.fence(1)?.sync()])?;
+    let waits = copy_after(&drm, (&src, &dst), &[&timeline.fence(1)?])?;
     let more = || -> Outcome {
         let before: Vec<_> = (0..CLIENTS).map(|index| counts.read(index)).collect();
         let went = misc::poll(LIMIT, || {
@@ -323,7 +323,7 @@ fn ports() -> Outcome {
         let timeline = Timeline::new()?;
         let fence = timeline.fence(1)?;
         let (src, dst) = (drms[0].create(SIZE)?, drms[0].create(SIZE)?);
-        let waits = copy_after(&drms[0], (&src, &dst), &[fence.sync()])?;
+        let waits = copy_after(&drms[0], (&src, &dst), &[&fence])?;
         for port in &ports {
             let mut child = Child::spawn(|| Ok(port.remove()?))?;
             child.join(&format!("the removal of {}", port.name()), LIMIT)?;

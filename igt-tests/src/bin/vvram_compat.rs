@@ -133,13 +133,13 @@ fn vvram() -> Outcome {
             ..Default::default()
         };
         let (one, two) = (sync.sync(1), sync.sync(2));
-        drm.copy_syncs(&copy, &[], &mut [one, two])?;
+        drm.copy_syncs(&copy, &[], &[one, two])?;
         seen.push(format!("last point {}", sync.last_point()?));
         sync.wait_point(2, i64::MAX)?;
         cpu_reads(&to, a, &[0])?;
-        drm.copy_syncs(&copy, &[one, two], &mut [sync.sync(0)])?;
+        drm.copy_syncs(&copy, &[one, two], &[sync.sync(0)])?;
         sync.wait(i64::MAX)?;
-        let none = drm.copy_syncs(&copy, &[two], &mut []);
+        let none = drm.copy_syncs(&copy, &[two], &[]);
         seen.push(errno("a copy after no point", none));
         copy.size = u64::MAX;
         seen.push(errno("a copy of too much", drm.copy_raw(&copy)));

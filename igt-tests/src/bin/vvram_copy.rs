@@ -17,7 +17,7 @@ use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::proc::Child;
 use vvram_tests::rdma::Model;
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::uapi::{DrmGetCap, VvramGemCopy, VvramSync};
+use vvram_tests::uapi::{DrmGetCap, SyncEntry, VvramGemCopy};
 use vvram_tests::{check, check_eq, check_ok, drm, expect_errno, igt_main, uapi, Outcome, Stop};
 
 const PAGES: usize = 4;
@@ -380,11 +380,11 @@ fn syncobj() -> Outcome {
         x.map.fill(a);
         let (first, second) = (SyncObj::new(drm.fd())?, SyncObj::new(drm.fd())?);
         expect_errno("a wait without a fence", first.wait(0), libc::EINVAL)?;
-        drm.copy_syncs(&argument(&x.object, &y.object), &[], &mut [first.sync(0)])?;
+        drm.copy_syncs(&argument(&x.object, &y.object), &[], &[first.sync(0)])?;
         drm.copy_syncs(
             &argument(&y.object, &z.object),
             &[first.sync(0)],
-            &mut [second.sync(0)],
+            &[second.sync(0)],
         )?;
         second.wait(i64::MAX)?;
         first.wait(0)?;
@@ -400,14 +400,14 @@ fn held_back(
     drm: &Drm,
     timeline: &Timeline,
     (src, dst): (&Side<'_>, &Side<'_>),
-    ins: &[VvramSync],
+    ins: &[SyncEntry],
     waits: bool,
 ) -> Outcome {
     let (a, b) = patterns();
     src.map.fill(a);
     dst.map.fill(b);
     let mut child = Child::spawn(|| {
-        drm.copy_syncs(&argument(&src.object, &dst.object), ins, &mut [])?;
+        drm.copy_syncs(&argument(&src.object, &dst.object), ins, &[])?;
         Ok(())
     })?;
     if waits {
@@ -439,7 +439,7 @@ fn held_back(
     holds(&dst.map, a, "after the fence")
 }
 
-/// A sync file holds a copy back.
+/// The fence of a sync file that was put into a sync object holds a copy back.
 fn in_sync_file() -> Outcome {
     let drm = Drm::open()?;
     let (src, dst) = (
@@ -449,7 +449,8 @@ fn in_sync_file() -> Outcome {
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
     check!(!fence.poll(0)?, "the fence of the test has signalled");
-    held_back(&drm, &timeline, (&src, &dst), &[fence.sync()], false)
+    let object = SyncObj::of(drm.fd(), &fence)?;
+    held_back(&drm, &timeline, (&src, &dst), &[object.sync(0)], false)
 }
 
 /// How often to check for a copy that is under way.

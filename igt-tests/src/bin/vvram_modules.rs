@@ -169,7 +169,7 @@ fn sync_file() -> Outcome {
         let pending: Vec<_> = (0..16)
             .map(|_| drm.copy((&src, 0), (&dst, 0), size))
             .collect::<Result<_, _>>()?;
-        let waits = copy_after(&drm, (&src, &dst), &[fence.sync()])?;
+        let waits = copy_after(&drm, (&src, &dst), &[&fence])?;
         check_eq!(
             (waits.status()?, waits.drivers()?),
             (0, vec!["ttm".to_string()]),

@@ -42,7 +42,7 @@ fn closed() -> Outcome {
         let (src, dst) = (drm.create(PAGE64)?, drm.import(&buffer)?);
         src.map()?.fill(a);
         for _ in 0..COPIES_MAX {
-            copies.push(copy_after(&drm, (&src, &dst), &[fence.sync()])?);
+            copies.push(copy_after(&drm, (&src, &dst), &[&fence])?);
         }
         check!(!copies[0].poll(0)?, "a copy did not wait");
     }
@@ -73,7 +73,7 @@ fn killed() -> Outcome {
         let drm = Drm::open()?;
         let (src, dst) = (drm.create(PAGE64)?, drm.create(PAGE64)?);
         for _ in 0..COPIES_MAX {
-            copy_after(&drm, (&src, &dst), &[fence.sync()])?;
+            copy_after(&drm, (&src, &dst), &[&fence])?;
         }
         told.done()?;
         std::thread::sleep(2 * LIMIT);
@@ -122,7 +122,7 @@ fn moves() -> Outcome {
     to.fill(b);
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
-    let copy = copy_after(&drm, (&src, &dst), &[fence.sync()])?;
+    let copy = copy_after(&drm, (&src, &dst), &[&fence])?;
     // A later copy of another client blocks the move, too.
     let second = {
         let client = Drm::open()?;
@@ -166,11 +166,10 @@ fn unbind() -> Outcome {
         let clients = [Drm::open()?, Drm::open()?, Drm::open()?];
         for (index, drm) in clients.iter().enumerate() {
             let (src, dst) = (drm.create(1 << 20)?, drm.create(1 << 20)?);
-            let ins = [fence.sync()];
-            let (ins, list) = if index == 0 {
-                (&[][..], &mut free)
+            let (ins, list): (&[_], _) = if index == 0 {
+                (&[], &mut free)
             } else {
-                (&ins[..], &mut waiting)
+                (&[&fence], &mut waiting)
             };
             for _ in 0..COPIES_MAX {
                 list.push(copy_after(drm, (&src, &dst), ins)?);
@@ -212,7 +211,7 @@ fn traced() -> Outcome {
         let drm = Drm::open()?;
         let (src, dst) = (drm.import(&buffer)?, drm.import(&second)?);
         copy_after(&drm, (&src, &dst), &[])?.finish()?;
-        copy_after(&drm, (&src, &dst), &[fence.sync()])?
+        copy_after(&drm, (&src, &dst), &[&fence])?
     };
     waits.finish()?;
     let events = jobs.events()?;

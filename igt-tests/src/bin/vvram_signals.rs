@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use vvram_tests::debugfs::{difference, Counter, DebugFs};
 use vvram_tests::drm::{DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::edu;
-use vvram_tests::fence::Timeline;
+use vvram_tests::fence::{SyncObj, Timeline};
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, placed, share, works, Fixture};
 use vvram_tests::heap;
 use vvram_tests::map::{Map, PAGE, PAGE64};
@@ -23,7 +23,7 @@ use vvram_tests::signals::{
     asleep, await_sleep, catch, caught, interrupt, kill, restart, sleeps_in,
 };
 use vvram_tests::uapi::{
-    self, EduPeerTransfer, VvramGemCopy, VvramSync, DMA_BUF_SYNC_END as END,
+    self, EduPeerTransfer, SyncEntry, VvramGemCopy, DMA_BUF_SYNC_END as END,
     DMA_BUF_SYNC_READ as READ, DMA_BUF_SYNC_WRITE as WRITE,
 };
 use vvram_tests::{
@@ -47,6 +47,8 @@ struct Copy<'a> {
     dst: Gem<'a>,
     from: Map,
     to: Map,
+    /// Where the fence of the copy goes.
+    out: SyncObj,
 }
 
 impl<'a> Copy<'a> {
@@ -62,28 +64,29 @@ impl<'a> Copy<'a> {
             dst,
             from,
             to,
+            out: SyncObj::new(drm.fd())?,
         })
     }
 
-    fn run(&self, ins: &[VvramSync]) -> Result<(), SysError> {
+    fn run(&self, ins: &[SyncEntry]) -> Result<(), SysError> {
         let argument = VvramGemCopy {
             src: self.src.handle(),
             dst: self.dst.handle(),
             size: 2 * PAGE64,
             ..Default::default()
         };
-        self.drm.copy_syncs(&argument, ins, &mut [VvramSync::FILE])
+        self.drm.copy_syncs(&argument, ins, &[self.out.sync(0)])
     }
 
-    /// The same, without a sync file.
-    fn run_only(&self, ins: &[VvramSync]) -> Result<(), SysError> {
+    /// The same, without a place for the fence.
+    fn run_only(&self, ins: &[SyncEntry]) -> Result<(), SysError> {
         let argument = VvramGemCopy {
             src: self.src.handle(),
             dst: self.dst.handle(),
             size: 2 * PAGE64,
             ..Default::default()
         };
-        self.drm.copy_syncs(&argument, ins, &mut [])
+        self.drm.copy_syncs(&argument, ins, &[])
     }
 }
 
@@ -99,11 +102,12 @@ fn copy_room() -> Outcome {
         copy.to.fill(b);
         let timeline = Timeline::new()?;
         let fence = timeline.fence(1)?;
+        let object = SyncObj::of(drm.fd(), &fence)?;
         let ins = if implicit {
             copy.dst.export()?.add_fence(WRITE, &fence)?;
             vec![]
         } else {
-            vec![fence.sync()]
+            vec![object.sync(0)]
         };
         for _ in 0..uapi::COPIES_MAX {
             copy.run_only(&ins)?;
@@ -145,7 +149,8 @@ fn copy_to_import() -> Outcome {
         size: 2 * PAGE64,
         ..Default::default()
     };
-    let call = || drm.copy_syncs(&argument, &[fence.sync()], &mut [VvramSync::FILE]);
+    let (object, out) = (SyncObj::of(drm.fd(), &fence)?, SyncObj::new(drm.fd())?);
+    let call = || drm.copy_syncs(&argument, &[object.sync(0)], &[out.sync(0)]);
     let untouched = || cpu_reads(&there, b, &[0, 1]);
     interrupt(FENCE, call, untouched)?;
     kill(FENCE, call)?;
@@ -733,10 +738,11 @@ fn unbind_in_fence() -> Outcome {
     let fence = timeline.fence(1)?;
     let (mut child, mut mover) = {
         let copy = Copy::new(&fixture.drm)?;
+        let object = SyncObj::of(fixture.drm.fd(), &fence)?;
         for _ in 0..uapi::COPIES_MAX {
-            copy.run_only(&[fence.sync()])?;
+            copy.run_only(&[object.sync(0)])?;
         }
-        let call = || copy.run(&[fence.sync()]);
+        let call = || copy.run(&[object.sync(0)]);
         let mut child =
             Child::spawn(|| expect_errno("a copy without a device", call(), libc::ENODEV))?;
         await_sleep(&mut child, ROOM, "S")?;
@@ -761,10 +767,11 @@ fn unbind_in_fence() -> Outcome {
             size: PAGE64,
             ..Default::default()
         };
+        let waits = SyncObj::of(second.fd(), &fence)?;
         let mut writer = Child::spawn(|| {
             expect_errno(
                 "a copy to an import without a device",
-                second.copy_syncs(&argument, &[fence.sync()], &mut []),
+                second.copy_syncs(&argument, &[waits.sync(0)], &[]),
                 libc::ENODEV,
             )
         })?;

@@ -5,9 +5,9 @@
 use super::{call, get, layout, set, Call, File, Kind, Layout, Thing};
 use crate::compute::{self, Exec, Op, VmBind, VmCreate, VmDestroy, VmFailures};
 use crate::uapi::{
-    self, AvramGemCreate, PeerAttachment, PeerAttachments, PeerFlush, PeerQuery, VvramGemCopy,
-    VvramGemCreate, VvramGemImportInfo, VvramGemInfo, VvramGemMmapOffset, VvramGetparam,
-    VvramSvmRange, VvramSync, VvramVmBind, VvramVmRead,
+    self, AvramGemCreate, PeerAttachment, PeerAttachments, PeerFlush, PeerQuery, SyncEntry,
+    VvramGemCopy, VvramGemCreate, VvramGemImportInfo, VvramGemInfo, VvramGemMmapOffset,
+    VvramGetparam, VvramSvmRange, VvramVmBind, VvramVmRead,
 };
 use libc::ENOENT;
 use std::mem::offset_of;
@@ -18,35 +18,9 @@ use Thing::{Gem, Syncobj, Vm};
 
 const PAGE: u64 = 4096;
 
-/// A sync file has neither a handle nor a point, and a sync object no file.
-fn fix_sync(bytes: &mut [u8]) {
-    if get(bytes, offset_of!(VvramSync, flags), 4) == u64::from(uapi::SYNC_FILE) {
-        set(bytes, offset_of!(VvramSync, handle), 4, 0);
-        set(bytes, offset_of!(VvramSync, point), 8, 0);
-    } else {
-        set(bytes, offset_of!(VvramSync, fd), 4, 0);
-    }
-}
-
-/// The same for an entry to signal, whose file the kernel makes.
-fn fix_signal(bytes: &mut [u8]) {
-    fix_sync(bytes);
-    set(bytes, offset_of!(VvramSync, fd), 4, 0);
-}
-
-static WAIT: Layout = layout!(VvramSync, fix_sync, {
+static SYNC: Layout = layout!(SyncEntry, {
     handle: Handle(Syncobj, ENOENT),
-    fd: Kind::Fd(File::SyncFile, libc::EINVAL, libc::EINVAL),
-    flags: Flags(1),
-    pad: Zero,
-    point: Point,
-});
-
-static SIGNAL: Layout = layout!(VvramSync, fix_signal, {
-    handle: Handle(Syncobj, ENOENT),
-    fd: Kind::Opens,
-    flags: Flags(1),
-    pad: Zero,
+    flags: Zero,
     point: Point,
 });
 
@@ -178,11 +152,11 @@ const COPY: Layout = layout!(VvramGemCopy, fix_copy, {
     src_offset: Offset(1),
     dst_offset: Offset(1),
     size: Size(1, libc::EINVAL),
-    in_syncs: Array { of: &WAIT, count: "in_count", stride: "sync_size", read: true, null: false },
-    out_syncs: Array { of: &SIGNAL, count: "out_count", stride: "sync_size", read: true, null: false },
+    in_syncs: Array { of: &SYNC, count: "in_count", stride: "sync_size", read: true, null: false },
+    out_syncs: Array { of: &SYNC, count: "out_count", stride: "sync_size", read: true, null: false },
     in_count: Count(64, false),
     out_count: Count(64, false),
-    sync_size: Stride(24),
+    sync_size: Stride(16),
     flags: Zero,
 });
 
@@ -240,13 +214,13 @@ const EXEC: Layout = layout!(Exec, {
     vm: Handle(Vm, ENOENT),
     flags: Zero,
     ops: Array { of: &OP, count: "op_count", stride: "op_size", read: true, null: false },
-    in_syncs: Array { of: &WAIT, count: "in_count", stride: "sync_size", read: true, null: false },
-    out_syncs: Array { of: &SIGNAL, count: "out_count", stride: "sync_size", read: true, null: false },
+    in_syncs: Array { of: &SYNC, count: "in_count", stride: "sync_size", read: true, null: false },
+    out_syncs: Array { of: &SYNC, count: "out_count", stride: "sync_size", read: true, null: false },
     op_count: Count(32, false),
     op_size: Stride(40),
     in_count: Count(64, false),
     out_count: Count(64, false),
-    sync_size: Stride(24),
+    sync_size: Stride(16),
     pad: Zero,
 });
 

@@ -275,32 +275,6 @@ impl Thread {
                 }
                 Kind::Closes(thing, _) => open.remove(thing, value),
                 Kind::Opens => self.register(value as i32),
-                Kind::Array {
-                    of,
-                    count,
-                    stride,
-                    read: true,
-                    ..
-                } => {
-                    if !of
-                        .fields
-                        .iter()
-                        .any(|field| matches!(field.kind, Kind::Opens))
-                    {
-                        continue;
-                    }
-                    let stride = match stride {
-                        "" => of.size,
-                        name => layout.field(name).get(bytes) as usize,
-                    };
-                    let count = layout.field(count).get(bytes).min(MOST) as usize;
-                    let at = value as usize;
-                    if let Some(all) = self.ferry.get(at, stride * count).filter(|_| count > 0) {
-                        for one in all.chunks_exact(stride) {
-                            self.harvest(of, one, number, fd);
-                        }
-                    }
-                }
                 _ => {}
             }
         }

@@ -6,39 +6,22 @@ use std::mem::size_of;
 
 use super::{iow, iowr, DRM};
 
-/// The fence of a sync file.
-pub const SYNC_FILE: u32 = 1 << 0;
 /// How many fences there are at most in an array.
 pub const SYNC_MAX: usize = 64;
 
 /// DRM_VVRAM_PARAM_COPIES_MAX.
 pub const COPIES_MAX: u32 = 64;
 
-/// `struct drm_vvram_sync`
+/// `struct drm_sync_entry`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct VvramSync {
+pub struct SyncEntry {
     /// The sync object.
     pub handle: u32,
-    /// The sync file.
-    pub fd: i32,
-    /// `SYNC_FILE` or zero.
-    pub flags: u32,
     /// Zero.
-    pub pad: u32,
+    pub flags: u32,
     /// The point of a timeline.
     pub point: u64,
-}
-
-impl VvramSync {
-    /// An entry for a sync file that the kernel makes.
-    pub const FILE: Self = Self {
-        handle: 0,
-        fd: 0,
-        flags: SYNC_FILE,
-        pad: 0,
-        point: 0,
-    };
 }
 
 /// `struct drm_get_cap`
@@ -102,7 +85,7 @@ pub const DRM_IOCTL_SYNCOBJ_WAIT: u64 = iowr::<DrmSyncobjWait>(DRM, 0xc3);
 pub struct DrmSyncobjHandle {
     /// The sync object.
     pub handle: u32,
-    /// `SYNCOBJ_IMPORT_*`.
+    /// `SYNCOBJ_IMPORT_*`, or `SYNCOBJ_EXPORT_SYNC_FILE`.
     pub flags: u32,
     /// A sync file.
     pub fd: i32,
@@ -112,6 +95,8 @@ pub struct DrmSyncobjHandle {
     pub point: u64,
 }
 
+/// Export a sync file.
+pub const SYNCOBJ_EXPORT_SYNC_FILE: u32 = 1 << 0;
 /// Import a sync file.
 pub const SYNCOBJ_IMPORT_SYNC_FILE: u32 = 1 << 0;
 /// Import into a point of a timeline.
@@ -330,7 +315,7 @@ const _: () = {
     assert!(size_of::<DmaBufSyncFile>() == 8);
     assert!(size_of::<SyncFenceInfo>() == 80);
     assert!(size_of::<SyncFileInfo>() == 56);
-    assert!(size_of::<VvramSync>() == 24);
+    assert!(size_of::<SyncEntry>() == 16);
     assert!(size_of::<DrmSyncobjWait>() == 40);
     assert!(size_of::<DrmSyncobjHandle>() == 24);
     assert!(size_of::<DrmSyncobjTimelineWait>() == 48);

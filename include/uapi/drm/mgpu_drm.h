@@ -7,8 +7,7 @@
  * pad and flag bits that are not listed here must be zero, or the call returns
  * -EINVAL. Sizes and offsets are in bytes. DRM_IOCTL_MGPU_PEER_ATTACHMENTS,
  * DRM_IOCTL_MGPU_PEER_QUERY and DRM_IOCTL_MGPU_PEER_FLUSH are those of
- * drm_peer.h. File descriptors are
- * signed, handles are not.
+ * drm_peer.h.
  *
  * Where mgpu and vvram have the same ioctl, the structures have the same
  * layout.
@@ -18,6 +17,7 @@
 
 #include "drm.h"
 #include "drm_peer.h"
+#include "drm_sync_entry.h"
 
 #if defined(__cplusplus)
 extern "C" {
@@ -286,48 +286,6 @@ struct drm_mgpu_gem_import_info {
 };
 
 /**
- * DRM_MGPU_SYNC_FILE - the fence is that of a sync file, and not of a sync
- * object.
- */
-#define DRM_MGPU_SYNC_FILE		(1 << 0)
-
-/**
- * struct drm_mgpu_sync - a fence to wait for, or a place for a fence
- */
-struct drm_mgpu_sync {
-	/**
-	 * @handle: in, the sync object, -ENOENT if unknown; zero with
-	 * DRM_MGPU_SYNC_FILE.
-	 */
-	__u32 handle;
-	/**
-	 * @fd: the sync file with DRM_MGPU_SYNC_FILE, else zero. For a fence to
-	 * wait for: in, -EINVAL if it is not a sync file. For a fence to
-	 * signal: out, must be zero on input. The kernel writes it before it
-	 * queues the work; the value has no meaning if the call fails.
-	 */
-	__s32 fd;
-	/** @flags: in, DRM_MGPU_SYNC_FILE or 0. */
-	__u32 flags;
-	/** @pad: must be zero. */
-	__u32 pad;
-	/**
-	 * @point: in, the point of a timeline sync object, or 0 for a binary
-	 * sync object. Waiting for a point that has no fence yet, or for a sync
-	 * object without a fence, fails with -EINVAL. A point to signal should
-	 * be larger than all points of the timeline; if it is not, the fence is
-	 * added with the number of the last point. Zero with
-	 * DRM_MGPU_SYNC_FILE.
-	 */
-	__u64 point;
-};
-
-/**
- * DRM_MGPU_SYNC_SIZE_VER0 - size of the first version of struct drm_mgpu_sync.
- */
-#define DRM_MGPU_SYNC_SIZE_VER0	24
-
-/**
  * struct drm_mgpu_gem_copy - argument of DRM_IOCTL_MGPU_GEM_COPY
  *
  * Copies bytes between objects, wherever they are; one of them may be imported,
@@ -345,23 +303,17 @@ struct drm_mgpu_sync {
  *
  * A call that fails has queued no copy, and has put no fence anywhere.
  *
- * Later versions may append fields to the entries of both arrays. If the
- * entries of the caller are longer than those that the kernel knows, the bytes
- * that the kernel does not know must be zero.
- *
  * Returns -EINVAL for a size of 0, for a part that is not inside of its object,
- * for parts of one object that overlap, for more than DRM_MGPU_PARAM_SYNC_MAX
- * entries, for a sync_size that is below DRM_MGPU_SYNC_SIZE_VER0, above 4096,
- * or not a multiple of 8; -E2BIG for an entry that is not zero beyond what the
- * kernel knows; -EFAULT for an array that cannot be read, or in which the
- * number of a sync file cannot be written; -EMFILE if there is no file
- * descriptor left; -ENOENT for an unknown handle; -EIO for an object that has
- * lost its content; -EAGAIN if the buffer of another device, which has moved,
- * was given more work during the wait for that at its old place, so that the
- * call has to be repeated; -ECANCELED if copies of the open file have hung, see
- * DRM_MGPU_PARAM_COPY_HANGS; -EINTR if a signal arrived; -ENODEV if the device
- * or its driver is gone, or those of a device that exports one of the buffers;
- * and other errors of the exporter, such as -EOPNOTSUPP and -ENOSPC.
+ * for parts of one object that overlap, and for more than
+ * DRM_MGPU_PARAM_SYNC_MAX entries; -ENOENT for an unknown handle; -EIO for an
+ * object that has lost its content; -EAGAIN if the buffer of another device,
+ * which has moved, was given more work during the wait for that at its old
+ * place, so that the call has to be repeated; -ECANCELED if copies of the open
+ * file have hung, see DRM_MGPU_PARAM_COPY_HANGS; -EINTR if a signal arrived;
+ * -ENODEV if the device or its driver is gone, or those of a device that
+ * exports one of the buffers; other errors of the exporter, such as -EOPNOTSUPP
+ * and -ENOSPC; and for @in_syncs and @out_syncs the errors of struct
+ * drm_sync_entry.
  */
 struct drm_mgpu_gem_copy {
 	/** @src: in, handle of the object that is read. */
@@ -374,9 +326,9 @@ struct drm_mgpu_gem_copy {
 	__u64 dst_offset;
 	/** @size: in, how many bytes; any number but 0. */
 	__u64 size;
-	/** @in_syncs: in, user pointer to struct drm_mgpu_sync to depend on. */
+	/** @in_syncs: in, user pointer to struct drm_sync_entry to depend on. */
 	__u64 in_syncs;
-	/** @out_syncs: in, user pointer to struct drm_mgpu_sync to signal. */
+	/** @out_syncs: in, user pointer to struct drm_sync_entry to signal. */
 	__u64 out_syncs;
 	/**
 	 * @in_count: in, entries of @in_syncs, which is ignored if this is 0.
@@ -550,8 +502,8 @@ struct drm_mgpu_exec_op {
  * order. It takes no part in implicit synchronization: it waits for no access
  * of others to the mapped objects, and none waits for it. To take part, a
  * client gets a sync file of the implicit fences of a dma-buf by
- * DMA_BUF_IOCTL_EXPORT_SYNC_FILE, and adds one by
- * DMA_BUF_IOCTL_IMPORT_SYNC_FILE.
+ * DMA_BUF_IOCTL_EXPORT_SYNC_FILE, puts it into a sync object, and adds the
+ * fence of the job by DMA_BUF_IOCTL_IMPORT_SYNC_FILE.
  *
  * A job without operations uses no object. Its fence signals after @in_syncs
  * and after the jobs that the open file has queued before.
@@ -564,14 +516,15 @@ struct drm_mgpu_exec_op {
  *
  * A call that fails has queued no job, and has put no fence anywhere.
  *
- * Later versions may append fields to the entries of all arrays. If the entries
+ * Later versions may append fields to struct drm_mgpu_exec_op. If the entries
  * of the caller are longer than those that the kernel knows, the bytes that the
  * kernel does not know must be zero.
  *
  * Returns -EINVAL for an operation that is unknown or has a field that is not
  * allowed, for more operations than DRM_MGPU_PARAM_EXEC_OPS_MAX, for an op_size
  * that is below DRM_MGPU_EXEC_OP_SIZE_VER0, above 4096, or not a multiple of 8,
- * and for a mapped buffer of another device that is not made of whole pages;
+ * for more than DRM_MGPU_PARAM_SYNC_MAX entries of @in_syncs or @out_syncs, and
+ * for a mapped buffer of another device that is not made of whole pages;
  * -E2BIG for an entry that is not zero beyond what the kernel knows; -ENOENT
  * for an unknown VM; -ENOSPC if there is not enough memory for all mapped
  * objects at the same time; -EIO if a mapped object has lost its content, or if
@@ -581,7 +534,7 @@ struct drm_mgpu_exec_op {
  * signal arrived; -ENODEV if the device or its driver is gone, or those of a
  * device that exports a mapped buffer; other errors of the exporter, such as
  * -EOPNOTSUPP; and for @in_syncs and @out_syncs the errors of struct
- * drm_mgpu_gem_copy.
+ * drm_sync_entry.
  */
 struct drm_mgpu_exec {
 	/** @vm: in, the VM. */
@@ -593,9 +546,9 @@ struct drm_mgpu_exec {
 	 * @op_size if @op_count is 0.
 	 */
 	__u64 ops;
-	/** @in_syncs: in, user pointer to struct drm_mgpu_sync to depend on. */
+	/** @in_syncs: in, user pointer to struct drm_sync_entry to depend on. */
 	__u64 in_syncs;
-	/** @out_syncs: in, user pointer to struct drm_mgpu_sync to signal. */
+	/** @out_syncs: in, user pointer to struct drm_sync_entry to signal. */
 	__u64 out_syncs;
 	/** @op_count: in, entries of @ops. */
 	__u32 op_count;

@@ -6,14 +6,14 @@
  * pad and flag bits that are not listed here must be zero, or the call returns
  * -EINVAL. Sizes and offsets are in bytes. DRM_IOCTL_VVRAM_GEM_ATTACHMENTS,
  * DRM_IOCTL_VVRAM_PEER_QUERY and DRM_IOCTL_VVRAM_PEER_FLUSH are those of
- * drm_peer.h. File descriptors are
- * signed, handles are not.
+ * drm_peer.h.
  */
 #ifndef _UAPI_VVRAM_DRM_H_
 #define _UAPI_VVRAM_DRM_H_
 
 #include "drm.h"
 #include "drm_peer.h"
+#include "drm_sync_entry.h"
 
 #if defined(__cplusplus)
 extern "C" {
@@ -270,49 +270,6 @@ struct drm_vvram_gem_import_info {
 };
 
 /**
- * DRM_VVRAM_SYNC_FILE - the fence is that of a sync file, and not of a sync
- * object.
- */
-#define DRM_VVRAM_SYNC_FILE		(1 << 0)
-
-/**
- * struct drm_vvram_sync - a fence to wait for, or a place for a fence
- */
-struct drm_vvram_sync {
-	/**
-	 * @handle: in, the sync object, -ENOENT if unknown; zero with
-	 * DRM_VVRAM_SYNC_FILE.
-	 */
-	__u32 handle;
-	/**
-	 * @fd: the sync file with DRM_VVRAM_SYNC_FILE, else zero. For a fence
-	 * to wait for: in, -EINVAL if it is not a sync file. For a fence to
-	 * signal: out, must be zero on input. The kernel writes it before it
-	 * queues the work; the value has no meaning if the call fails.
-	 */
-	__s32 fd;
-	/** @flags: in, DRM_VVRAM_SYNC_FILE or 0. */
-	__u32 flags;
-	/** @pad: must be zero. */
-	__u32 pad;
-	/**
-	 * @point: in, the point of a timeline sync object, or 0 for a binary
-	 * sync object. Waiting for a point that has no fence yet, or for a sync
-	 * object without a fence, fails with -EINVAL. A point to signal should
-	 * be larger than all points of the timeline; if it is not, the fence is
-	 * added with the number of the last point. Zero with
-	 * DRM_VVRAM_SYNC_FILE.
-	 */
-	__u64 point;
-};
-
-/**
- * DRM_VVRAM_SYNC_SIZE_VER0 - size of the first version of struct
- * drm_vvram_sync.
- */
-#define DRM_VVRAM_SYNC_SIZE_VER0	24
-
-/**
  * struct drm_vvram_gem_copy - argument of DRM_IOCTL_VVRAM_GEM_COPY
  *
  * Copies bytes between objects, wherever they are; one of them may be imported,
@@ -329,23 +286,16 @@ struct drm_vvram_sync {
  *
  * A call that fails has queued no copy, and has put no fence anywhere.
  *
- * Later versions may append fields to the entries of both arrays. If the
- * entries of the caller are longer than those that the kernel knows, the bytes
- * that the kernel does not know must be zero.
- *
  * Returns -EINVAL for a size of 0, for a part that is not inside of its object,
  * for parts of one object that overlap, for more than DRM_VVRAM_PARAM_SYNC_MAX
- * entries, for a sync_size that is below DRM_VVRAM_SYNC_SIZE_VER0, above 4096,
- * or not a multiple of 8, and for a buffer of another device that the CPU
- * cannot access; -E2BIG for an entry that is not zero beyond what the kernel
- * knows; -EFAULT for an array that cannot be read, or in which the number of a
- * sync file cannot be written; -EMFILE if there is no file descriptor left;
+ * entries, and for a buffer of another device that the CPU cannot access;
  * -ENOENT for an unknown handle; -EAGAIN if the buffer of another device, which
  * has moved and is bound by struct drm_vvram_vm_bind, was given more work
  * during the wait for that at its old place, so that the call has to be
  * repeated; -EINTR if a signal arrived; -ENODEV if the driver of the device is
- * gone, or that of a device that exports one of the buffers; and other errors
- * of the exporter, such as -EOPNOTSUPP and -ENOSPC.
+ * gone, or that of a device that exports one of the buffers; other errors of
+ * the exporter, such as -EOPNOTSUPP and -ENOSPC; and for @in_syncs and
+ * @out_syncs the errors of struct drm_sync_entry.
  */
 struct drm_vvram_gem_copy {
 	/** @src: in, handle of the object that is read. */
@@ -358,9 +308,9 @@ struct drm_vvram_gem_copy {
 	__u64 dst_offset;
 	/** @size: in, how many bytes; any number but 0. */
 	__u64 size;
-	/** @in_syncs: in, user pointer to struct drm_vvram_sync to wait for. */
+	/** @in_syncs: in, user pointer to struct drm_sync_entry to wait for. */
 	__u64 in_syncs;
-	/** @out_syncs: in, user pointer to struct drm_vvram_sync to signal. */
+	/** @out_syncs: in, user pointer to struct drm_sync_entry to signal. */
 	__u64 out_syncs;
 	/**
 	 * @in_count: in, entries of @in_syncs, which is ignored if this is 0.

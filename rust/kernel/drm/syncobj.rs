@@ -14,7 +14,6 @@
 mod array;
 
 pub use self::array::{
-    Format,
     Places,
     SyncArray, //
 };

@@ -69,19 +69,6 @@ const _: () = {
 };
 
 const _: () = {
-    use uapi::drm_mgpu_sync as T;
-
-    assert!(offset_of!(T, handle) == 0);
-    assert!(offset_of!(T, fd) == 4);
-    assert!(offset_of!(T, flags) == 8);
-    assert!(offset_of!(T, pad) == 12);
-    assert!(offset_of!(T, point) == 16);
-    assert!(size_of::<T>() == 24);
-    // Later versions only append fields.
-    assert!(size_of::<T>() >= uapi::DRM_MGPU_SYNC_SIZE_VER0 as usize);
-};
-
-const _: () = {
     use uapi::drm_mgpu_gem_copy as T;
 
     assert!(offset_of!(T, src) == 0);

@@ -153,19 +153,20 @@ pub(crate) fn exec(
     let space = inner.vms().find(args.vm)?;
     let program = Program::new(operations(args)?, space.clone())?;
 
-    let ins = SyncArray::new(&SYNCS, args.in_syncs, args.in_count, args.sync_size)?;
-    let outs = SyncArray::new(&SYNCS, args.out_syncs, args.out_count, args.sync_size)?;
+    let ins = SyncArray::new(SYNCS, args.in_syncs, args.in_count, args.sync_size)?;
+    let outs = SyncArray::new(SYNCS, args.out_syncs, args.out_count, args.sync_size)?;
     let fences = ins.fences(file)?;
     let queue = inner.jobs().get_or_make(dev, |dev, bound| {
         bound.compute.0.queue(JOBS, dev.ttm.fence_group())
     })?;
 
-    let queue_job = || match args.op_count {
-        0 => submit_empty(dev, queue, program, &fences),
-        _ => submit(dev, &space, queue, program, &fences),
+    let places = outs.places(file)?;
+    let fence = match args.op_count {
+        0 => submit_empty(dev, queue, program, &fences)?,
+        _ => submit(dev, &space, queue, program, &fences)?,
     };
 
-    outs.places(file)?.fill(queue_job)?;
+    places.put(&fence);
     Ok(0)
 }
 

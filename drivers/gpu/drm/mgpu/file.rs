@@ -144,7 +144,7 @@ impl File {
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_COPY_HANGS => {
                 file.copies().get().map_or(0, CopyQueue::hangs).into()
             }
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_SYNC_MAX => copy::SYNCS.count_max.into(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_SYNC_MAX => copy::SYNCS.into(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_COPIES_MAX => copy::COPIES as u64,
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_VM_MAX => bind::SPACES_MAX as u64,
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_VM_SIZE => pagetable::SPACE,

@@ -9,10 +9,7 @@ use kernel::{
     drm::{
         self,
         gem::ttm::CopyArgs,
-        syncobj::{
-            Format,
-            SyncArray, //
-        },
+        syncobj::SyncArray,
         Ioctl, //
     },
     prelude::*,
@@ -28,12 +25,8 @@ use crate::{
     gem::BoData, //
 };
 
-/// The arrays of the uAPI, whose entries are `struct drm_vvram_sync`.
-pub(crate) const SYNCS: Format = Format {
-    count_max: 64,
-    size_min: uapi::DRM_VVRAM_SYNC_SIZE_VER0,
-    file_flag: uapi::DRM_VVRAM_SYNC_FILE,
-};
+/// How many entries an array of sync objects has at most.
+pub(crate) const SYNCS: u32 = 64;
 
 /// How many copies one open file may have queued at a time.
 pub(crate) const COPIES: usize = 64;
@@ -51,8 +44,8 @@ pub(crate) fn gem_copy(
         src: (args.src, args.src_offset),
         dst: (args.dst, args.dst_offset),
         size: args.size,
-        ins: SyncArray::new(&SYNCS, args.in_syncs, args.in_count, args.sync_size)?,
-        outs: SyncArray::new(&SYNCS, args.out_syncs, args.out_count, args.sync_size)?,
+        ins: SyncArray::new(SYNCS, args.in_syncs, args.in_count, args.sync_size)?,
+        outs: SyncArray::new(SYNCS, args.out_syncs, args.out_count, args.sync_size)?,
     };
 
     args.serve::<BoData>(dev, file, copies, |dev, bound| {

@@ -122,7 +122,7 @@ impl File {
                 .pages
                 .as_ref()
                 .map_or(0, |pages| pages.len().min(dev.ttm.visible())),
-            uapi::drm_vvram_param_DRM_VVRAM_PARAM_SYNC_MAX => copy::SYNCS.count_max.into(),
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_SYNC_MAX => copy::SYNCS.into(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_COPIES_MAX => copy::COPIES as u64,
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_VM_SIZE => vm::SIZE,
             _ => return Err(EINVAL),

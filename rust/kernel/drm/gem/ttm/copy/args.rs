@@ -30,7 +30,7 @@ use crate::{
 /// The argument of an ioctl that copies between objects, read from the uAPI of the driver.
 ///
 /// `drivers/gpu/drm/vvram/copy.rs` is an example.
-pub struct CopyArgs<'a> {
+pub struct CopyArgs {
     /// The handle of the source, and the offset of the first byte.
     pub src: (u32, u64),
     /// The handle of the target, and the offset of the first byte.
@@ -38,12 +38,12 @@ pub struct CopyArgs<'a> {
     /// How many bytes are copied.
     pub size: u64,
     /// The fences that the copy depends on.
-    pub ins: SyncArray<'a>,
+    pub ins: SyncArray,
     /// The targets of the fence of the copy.
-    pub outs: SyncArray<'a>,
+    pub outs: SyncArray,
 }
 
-impl CopyArgs<'_> {
+impl CopyArgs {
     /// Copies for the client `file`, and puts the fence of the copy into its targets.
     ///
     /// `copies` has the queue of the client, which `make` makes for the first copy. The copy
@@ -121,21 +121,20 @@ impl CopyArgs<'_> {
         // Last, so that tasks that wait for room do not wait for the above as well.
         let permit = copies.permit()?;
 
-        places.fill(|| {
-            let accesses = [reading.as_ref(), writing.as_ref()];
-            let client = Some((copies, permit));
-            let fence = {
-                let guard = dev.registration_guard().ok_or(ENODEV)?;
+        let accesses = [reading.as_ref(), writing.as_ref()];
+        let client = Some((copies, permit));
+        let fence = {
+            let guard = dev.registration_guard().ok_or(ENODEV)?;
 
-                queue(&guard, (&from, &to, self.size), accesses, client, &fences)?
-            };
+            queue(&guard, (&from, &to, self.size), accesses, client, &fences)?
+        };
 
-            if let Some(access) = &writing {
-                await_write(&fence, copies)?;
-                access.end();
-            }
-            Ok(fence)
-        })
+        if let Some(access) = &writing {
+            await_write(&fence, copies)?;
+            access.end();
+        }
+        places.put(&fence);
+        Ok(())
     }
 }
 
