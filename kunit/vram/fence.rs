@@ -15,25 +15,17 @@ mod tests {
         worker, //
     };
     use kernel::{
-        bindings,
-        dma_buf::{
-            fence::{
-                AnyFence,
-                DriverFence,
-                Fence,
-                FenceCallback,
-                FenceCallbackRegistration,
-                FenceContext, //
-            },
-            sync_file::SyncFile, //
+        dma_buf::fence::{
+            AnyFence,
+            DriverFence,
+            Fence,
+            FenceCallback,
+            FenceCallbackRegistration,
+            FenceContext, //
         },
         dma_resv::{
             DmaResv,
             Usage, //
-        },
-        fs::file::{
-            flags,
-            FileDescriptorReservation, //
         },
         prelude::*,
         sync::{
@@ -300,32 +292,6 @@ mod tests {
             .add_fence(job.fence(), Usage::Bookkeep);
         check_eq!(locked.fences(Usage::Bookkeep).count(), 1);
         check_eq!(locked.fences(Usage::Read).count(), 0);
-        Ok(())
-    }
-
-    #[test]
-    fn sync_file_keeps_the_error() -> Result {
-        let context = Context::new(c"ring")?;
-        let job = job(&context)?;
-
-        check_eq!(SyncFile::fence_of(-1).err(), Some(EINVAL));
-        // A file without a file descriptor is freed.
-        drop(SyncFile::new()?);
-
-        let fd = FileDescriptorReservation::get_unused_fd_flags(flags::O_CLOEXEC)?;
-        // A reserved file descriptor is not open.
-        check_eq!(
-            SyncFile::fence_of(fd.reserved_fd() as i32).err(),
-            Some(EINVAL)
-        );
-        let fd = SyncFile::new()?.install(fd, job.fence());
-        let fence = SyncFile::fence_of(fd);
-        job.signal(Err(EIO));
-        // SAFETY: Nothing else uses the file descriptor.
-        let closed = unsafe { bindings::close_fd(fd as u32) };
-        check_eq!(closed, 0);
-        check_eq!(fence?.status(), Some(Err(EIO)));
-        check_eq!(SyncFile::fence_of(fd).err(), Some(EINVAL));
         Ok(())
     }
 }

@@ -12,7 +12,6 @@
 //! - `mapping`: from ranges of a PCI BAR to the scatter table of an importer,
 //! - [`pages`]: from pages of system memory to the scatter table of an importer,
 //! - `peer`: how an importer reaches memory behind a BAR, or the reason why it does not,
-//! - [`sync_file`]: a fence as a file of userspace,
 //! - [`table`]: the scatter tables that importers have,
 //! - [`vmap`]: access by the kernel itself.
 //!
@@ -277,8 +276,6 @@ pub mod mapping;
 pub mod pages;
 #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
 pub mod peer;
-#[cfg(CONFIG_SYNC_FILE)]
-pub mod sync_file;
 pub mod table;
 mod user;
 pub mod vmap;
