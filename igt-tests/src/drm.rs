@@ -486,9 +486,9 @@ impl Drm {
         })
     }
 
-    /// GEM_ATTACHMENTS with a given argument.
+    /// PEER_ATTACHMENTS with a given argument.
     pub fn attachments_raw(&self, argument: &mut PeerAttachments) -> Result<(), SysError> {
-        peer_attachments_raw(self.fd(), uapi::VVRAM_GEM_ATTACHMENTS, argument)
+        peer_attachments_raw(self.fd(), uapi::VVRAM_PEER_ATTACHMENTS, argument)
     }
 
     /// PEER_FLUSH of vvram with a given argument: returns the order.
@@ -551,7 +551,7 @@ impl Drm {
 
     /// The same as the kernel returns it, with the inode of the dma-buf.
     pub fn records(&self, handle: u32) -> Result<(Vec<PeerAttachment>, u64), SysError> {
-        peer_attachments(self.fd(), uapi::VVRAM_GEM_ATTACHMENTS, handle)
+        peer_attachments(self.fd(), uapi::VVRAM_PEER_ATTACHMENTS, handle)
     }
 }
 

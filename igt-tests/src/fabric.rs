@@ -92,17 +92,17 @@ impl Fabric {
         fs::write(VMAP, "N").map_err(|error| SysError::io(VMAP, &error))
     }
 
-    /// The entry of GEM_ATTACHMENTS for a region in VRAM.
+    /// The entry of PEER_ATTACHMENTS for a region in VRAM.
     pub fn in_vram(&self, class: Mode, mapped: bool) -> Attachment {
         self.attachment(class, mapped, self.expect.path(), uapi::REASON_NONE)
     }
 
-    /// The entry of GEM_ATTACHMENTS for a region in system memory.
+    /// The entry of PEER_ATTACHMENTS for a region in system memory.
     pub fn in_system(&self, class: Mode, mapped: bool, reason: u32) -> Attachment {
         self.attachment(class, mapped, uapi::PATH_SYSTEM, reason)
     }
 
-    /// The entry of GEM_ATTACHMENTS for a registration that was refused.
+    /// The entry of PEER_ATTACHMENTS for a registration that was refused.
     pub fn refused(&self, class: Mode, reason: u32) -> Attachment {
         let mut entry = self.attachment(class, false, uapi::PATH_REFUSED, reason);
         entry.flags = class.attachment_flags();
@@ -130,7 +130,7 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// Fails the subtest if GEM_ATTACHMENTS lists others.
+    /// Fails the subtest if PEER_ATTACHMENTS lists others.
     #[track_caller]
     pub fn check_attached(&self, object: &Gem<'_>, want: &[Attachment]) -> Outcome {
         let list = object.attachments()?;
@@ -151,7 +151,7 @@ impl Fabric {
             names.join(", ")
         };
         Err(Stop::fail(format_args!(
-            "expected {} in {want:?}, GEM_ATTACHMENTS lists {} in {list:?}",
+            "expected {} in {want:?}, PEER_ATTACHMENTS lists {} in {list:?}",
             short(want),
             short(&list)
         )))

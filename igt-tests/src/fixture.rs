@@ -80,7 +80,7 @@ impl Expect {
         }
     }
 
-    /// The path in GEM_ATTACHMENTS.
+    /// The path in PEER_ATTACHMENTS.
     pub fn path(self) -> u32 {
         match self {
             Self::Bus => uapi::PATH_PEER_BUS,
@@ -214,14 +214,14 @@ impl Fixture {
     ///
     /// # Errors
     ///
-    /// Fails the subtest if GEM_ATTACHMENTS lists anything else.
+    /// Fails the subtest if PEER_ATTACHMENTS lists anything else.
     #[track_caller]
     pub fn check_only(&self, object: &Gem<'_>, mode: Mode, pinned: bool, mapped: bool) -> Outcome {
         let list = object.attachments()?;
         match list.as_slice() {
             [entry] => self.check_entry(entry, mode, pinned, mapped),
             _ => Err(Stop::fail(format_args!(
-                "expected one attachment, GEM_ATTACHMENTS lists {list:?}"
+                "expected one attachment, PEER_ATTACHMENTS lists {list:?}"
             ))),
         }
     }
@@ -230,7 +230,7 @@ impl Fixture {
     ///
     /// # Errors
     ///
-    /// Fails the subtest if GEM_ATTACHMENTS lists any.
+    /// Fails the subtest if PEER_ATTACHMENTS lists any.
     #[track_caller]
     pub fn check_none(&self, object: &Gem<'_>) -> Outcome {
         let list = object.attachments()?;
@@ -238,7 +238,7 @@ impl Fixture {
             return Ok(());
         }
         Err(Stop::fail(format_args!(
-            "expected no attachment to be left, GEM_ATTACHMENTS lists {list:?}"
+            "expected no attachment to be left, PEER_ATTACHMENTS lists {list:?}"
         )))
     }
 
@@ -269,7 +269,7 @@ impl Fixture {
             return Ok(());
         }
         Err(Stop::fail(format_args!(
-            "{what}: GEM_ATTACHMENTS should list one refusal for reason {}, {want:?}; it lists {list:?}",
+            "{what}: PEER_ATTACHMENTS should list one refusal for reason {}, {want:?}; it lists {list:?}",
             reason_name(reason)
         )))
     }

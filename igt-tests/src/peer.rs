@@ -63,7 +63,7 @@ impl Mode {
         }
     }
 
-    /// The flags of GEM_ATTACHMENTS for an importer of this class.
+    /// The flags of PEER_ATTACHMENTS for an importer of this class.
     pub fn attachment_flags(self) -> u32 {
         let dynamic = uapi::ATTACHMENT_DYNAMIC;
         let revocable = uapi::ATTACHMENT_REVOCABLE;

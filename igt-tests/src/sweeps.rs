@@ -174,7 +174,7 @@ pub fn ioctls(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
         nothing,
     )?;
     faults.sweep(
-        "GEM_ATTACHMENTS",
+        "PEER_ATTACHMENTS",
         &USUAL,
         || {
             let it = Object::exported(open()?, EITHER)?;

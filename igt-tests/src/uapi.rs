@@ -333,7 +333,7 @@ pub const ATTACHMENT_PEER2PEER: u32 = 1 << 4;
 /// Not a PCI device, in a query.
 pub const QUERY_NOT_PCI: u32 = 1 << 5;
 
-/// Most refusals GEM_ATTACHMENTS lists.
+/// Most refusals PEER_ATTACHMENTS lists.
 pub const MAX_REFUSALS: usize = 8;
 
 /// `struct drm_peer_attachment`
@@ -469,8 +469,8 @@ pub const VVRAM_GETPARAM: u64 = iowr::<VvramGetparam>(DRM, DRM_COMMAND_BASE);
 pub const VVRAM_GEM_CREATE: u64 = iowr::<VvramGemCreate>(DRM, DRM_COMMAND_BASE + 1);
 /// GEM_MMAP_OFFSET.
 pub const VVRAM_GEM_MMAP_OFFSET: u64 = iowr::<VvramGemMmapOffset>(DRM, DRM_COMMAND_BASE + 2);
-/// GEM_ATTACHMENTS.
-pub const VVRAM_GEM_ATTACHMENTS: u64 = iowr::<PeerAttachments>(DRM, DRM_COMMAND_BASE + 3);
+/// PEER_ATTACHMENTS.
+pub const VVRAM_PEER_ATTACHMENTS: u64 = iowr::<PeerAttachments>(DRM, DRM_COMMAND_BASE + 3);
 /// GEM_INFO.
 pub const VVRAM_GEM_INFO: u64 = iowr::<VvramGemInfo>(DRM, DRM_COMMAND_BASE + 4);
 
@@ -914,7 +914,7 @@ const _: () = {
     assert!(VVRAM_GETPARAM == 0xc010_6440);
     assert!(VVRAM_GEM_CREATE == 0xc018_6441);
     assert!(VVRAM_GEM_MMAP_OFFSET == 0xc010_6442);
-    assert!(VVRAM_GEM_ATTACHMENTS == 0xc020_6443);
+    assert!(VVRAM_PEER_ATTACHMENTS == 0xc020_6443);
     assert!(VVRAM_GEM_INFO == 0xc028_6444);
     assert!(VVRAM_GEM_IMPORT_INFO == 0xc018_6445);
     assert!(VVRAM_GEM_COPY == 0x4040_6446);

@@ -261,7 +261,7 @@ fn mask_vram() -> Outcome {
         check!(
             matches!(list.as_slice(), [only] if only.path == uapi::PATH_SYSTEM
                 && only.reason == uapi::REASON_NO_ROUTE),
-            "with {bits} bits GEM_ATTACHMENTS lists {list:?}"
+            "with {bits} bits PEER_ATTACHMENTS lists {list:?}"
         );
         peer.map()?;
         placed(&object, uapi::PLACEMENT_SYSTEM)?;

@@ -127,11 +127,11 @@ fn show(report: &mut Report) -> Outcome {
         let list = object.attachments()?;
         check!(
             error.errno == libc::EOPNOTSUPP,
-            "an attach is refused with EOPNOTSUPP, this one with {}; GEM_ATTACHMENTS lists {list:?}",
+            "an attach is refused with EOPNOTSUPP, this one with {}; PEER_ATTACHMENTS lists {list:?}",
             errno_name(error.errno)
         );
         let Some(entry) = list.iter().find(|e| e.refused() && e.device == peer.name()) else {
-            fail!("the refusal is not on record: GEM_ATTACHMENTS lists {list:?}");
+            fail!("the refusal is not on record: PEER_ATTACHMENTS lists {list:?}");
         };
         report.decision = path_name(entry.path);
         report.reason = reason_name(entry.reason);
@@ -148,7 +148,7 @@ fn show(report: &mut Report) -> Outcome {
     peer.map()?;
     let list = object.attachments()?;
     let [entry] = list.as_slice() else {
-        fail!("one attachment was expected, GEM_ATTACHMENTS lists {list:?}");
+        fail!("one attachment was expected, PEER_ATTACHMENTS lists {list:?}");
     };
     report.decision = path_name(entry.path);
     report.reason = reason_name(entry.reason);
@@ -156,7 +156,7 @@ fn show(report: &mut Report) -> Outcome {
     check_eq!(
         entry.device.as_str(),
         peer.name(),
-        "importer in GEM_ATTACHMENTS"
+        "importer in PEER_ATTACHMENTS"
     );
     check!(
         [uapi::PATH_PEER_BUS, uapi::PATH_PEER_HOST_BRIDGE].contains(&entry.path),
@@ -164,7 +164,7 @@ fn show(report: &mut Report) -> Outcome {
     );
     check!(
         entry.flags & uapi::ATTACHMENT_MAPPED != 0,
-        "GEM_ATTACHMENTS does not show the mapping: {entry:?}"
+        "PEER_ATTACHMENTS does not show the mapping: {entry:?}"
     );
 
     // One IOVA range behind an IOMMU, else the addresses of the VRAM ranges.

@@ -196,7 +196,7 @@ fn vram_or_fail() -> Outcome {
     expect_errno("an import", pair.b.import(&buffer), libc::EOPNOTSUPP)?;
     let list = object.attachments()?;
     let [entry] = list.as_slice() else {
-        fail!("one refusal was expected, GEM_ATTACHMENTS lists {list:?}");
+        fail!("one refusal was expected, PEER_ATTACHMENTS lists {list:?}");
     };
     check!(
         entry.refused()

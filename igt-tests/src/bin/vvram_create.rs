@@ -179,7 +179,7 @@ fn unknown_handle() -> Outcome {
             libc::ENOENT,
         )?;
         expect_errno(
-            &what("GEM_ATTACHMENTS"),
+            &what("PEER_ATTACHMENTS"),
             drm.attachments(handle),
             libc::ENOENT,
         )?;

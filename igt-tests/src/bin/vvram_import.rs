@@ -284,7 +284,7 @@ fn badinput() -> Outcome {
     let foreign = make(KINDS[0], PAGES)?;
     let object = drm.import(&foreign.buffer)?;
     expect_errno(
-        "GEM_ATTACHMENTS of an import",
+        "PEER_ATTACHMENTS of an import",
         object.attachments(),
         libc::EINVAL,
     )?;

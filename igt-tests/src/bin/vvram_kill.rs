@@ -181,7 +181,7 @@ fn refused_in(fixture: &Fixture, mode: Mode, reason: u32) -> Outcome {
     let list = shared.object.attachments()?;
     check!(
         list.len() == 1 && list[0].refused() && list[0].reason == reason,
-        "expected one refusal for reason {reason}, GEM_ATTACHMENTS lists {list:?}"
+        "expected one refusal for reason {reason}, PEER_ATTACHMENTS lists {list:?}"
     );
     Ok(())
 }

@@ -127,6 +127,6 @@ igt_main! {
     "accessed", "faults are use", accessed;
     "mapped", "mappings and pins of a peer are use", mapped;
     "info", "GEM_INFO is no use", info;
-    "attachments", "an export and GEM_ATTACHMENTS are no use", attachments;
+    "attachments", "an export and PEER_ATTACHMENTS are no use", attachments;
     "listed", "debugfs and fdinfo are no use", listed;
 }

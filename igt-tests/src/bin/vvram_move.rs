@@ -23,7 +23,7 @@ use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, uapi, vm, O
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 
-/// Checks the entry of GEM_ATTACHMENTS for one importer, by its index.
+/// Checks the entry of PEER_ATTACHMENTS for one importer, by its index.
 #[track_caller]
 fn attached(object: &Gem<'_>, index: usize, path: u32, reason: u32) -> Outcome {
     let list = object.attachments()?;

@@ -23,7 +23,7 @@ use vvram_tests::{
     Stop,
 };
 
-/// The size of an entry of GEM_ATTACHMENTS.
+/// The size of an entry of PEER_ATTACHMENTS.
 const RECORD: usize = std::mem::size_of::<PeerAttachment>();
 /// The pause between refusals, so that their ages differ.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -200,7 +200,7 @@ fn attachments_listed() -> Outcome {
         ..Default::default()
     };
     expect_errno(
-        "GEM_ATTACHMENTS with a bad array",
+        "PEER_ATTACHMENTS with a bad array",
         fixture.drm.attachments_raw(&mut argument),
         libc::EFAULT,
     )?;
@@ -851,10 +851,10 @@ igt_main! {
     "revocable", "the same, revocable", revocable;
     "static-refused", "an importer without importer ops is refused: no-opt-in", static_refused;
     "no-p2p-refused", "an importer without allow_peer2peer is refused: no-opt-in", no_p2p_refused;
-    "attachments-listed", "GEM_ATTACHMENTS counts, orders, bounds and truncates", attachments_listed;
+    "attachments-listed", "PEER_ATTACHMENTS counts, orders, bounds and truncates", attachments_listed;
     "attachments-records", "records of any size, the driver, the inode, the age", attachments_records;
     "map-needs-pin", "pinned mode cannot map without a pin", map_needs_pin;
-    "pin-balance", "pins show in GEM_ATTACHMENTS, one per importer", pin_balance;
+    "pin-balance", "pins show in PEER_ATTACHMENTS, one per importer", pin_balance;
     "status", "the peer's own state, and its errors", status;
     "unaligned", "odd offsets and lengths move these bytes and no others", unaligned;
     "system-heap", "system memory moves in every mode", system_heap;

@@ -138,7 +138,7 @@ impl<'a> Attached<'a> {
     /// After the detach nothing is attached or pinned, and the object is where it was.
     fn is_free(&self) -> Outcome {
         let list = self.object.attachments()?;
-        check!(list.is_empty(), "GEM_ATTACHMENTS lists {list:?}");
+        check!(list.is_empty(), "PEER_ATTACHMENTS lists {list:?}");
         placed(&self.object, uapi::PLACEMENT_VRAM)?;
         check_eq!(self.object.info()?.pinned, 0, "pinned");
         Ok(())

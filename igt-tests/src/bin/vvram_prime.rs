@@ -361,7 +361,7 @@ fn import_elsewhere() -> Outcome {
     )?;
     let list = object.attachments()?;
     let [entry] = list.as_slice() else {
-        fail!("one refusal was expected, GEM_ATTACHMENTS lists {list:?}");
+        fail!("one refusal was expected, PEER_ATTACHMENTS lists {list:?}");
     };
     check!(
         entry.refused() && entry.reason == uapi::REASON_NO_OPT_IN && entry.distance == -1,

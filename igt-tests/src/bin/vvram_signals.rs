@@ -808,7 +808,7 @@ igt_main! {
     "lock", "a wait for the reservation", lock;
     "locks", "a copy that waits for the reservation", locks;
     "lock-spaces", "VM_BIND and VM_READ that wait for the reservation", lock_spaces;
-    "lock-list", "GEM_ATTACHMENTS that waits for the reservation", lock_list;
+    "lock-list", "PEER_ATTACHMENTS that waits for the reservation", lock_list;
     "unbind", "an unbind that waits for a mapping: signals do not end it", unbind;
     "unbind-in-fence", "a copy that waits does not hold up the unbind", unbind_in_fence;
 }

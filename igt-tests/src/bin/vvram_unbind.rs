@@ -42,7 +42,7 @@ fn drm_fd() -> Outcome {
     expect_errno("GETPARAM of the card node", card.getparam(0), dead)?;
     expect_errno("GEM_CREATE", drm.create(1), dead)?;
     expect_errno("GEM_MMAP_OFFSET", drm.mmap_offset(handle), dead)?;
-    expect_errno("GEM_ATTACHMENTS", object.attachments(), dead)?;
+    expect_errno("PEER_ATTACHMENTS", object.attachments(), dead)?;
     expect_errno("PRIME_HANDLE_TO_FD", object.export(), dead)?;
     expect_errno("GEM_CLOSE", drm.close(handle), dead)?;
     check!(

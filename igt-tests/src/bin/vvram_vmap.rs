@@ -157,6 +157,6 @@ igt_main! {
     "device", "the kernel and the device see the same bytes", device;
     "unaligned", "any offset and length", unaligned;
     "two-users", "two users share one mapping", two_users;
-    "no-attachment", "neither pin nor table, nor an entry in GEM_ATTACHMENTS", no_attachment;
+    "no-attachment", "neither pin nor table, nor an entry in PEER_ATTACHMENTS", no_attachment;
     "system-memory", "a buffer of the system heap", system_memory;
 }

@@ -254,8 +254,8 @@ pub(super) static CALLS: &[Call] = &[
         MMAP_OFFSET
     ),
     call!(
-        "DRM_IOCTL_VVRAM_GEM_ATTACHMENTS",
-        uapi::VVRAM_GEM_ATTACHMENTS,
+        "DRM_IOCTL_VVRAM_PEER_ATTACHMENTS",
+        uapi::VVRAM_PEER_ATTACHMENTS,
         [Vvram],
         [ENOENT],
         ATTACHMENTS
@@ -358,7 +358,7 @@ pub(super) static CALLS: &[Call] = &[
     ),
     call!(
         "DRM_IOCTL_MGPU_PEER_ATTACHMENTS",
-        uapi::VVRAM_GEM_ATTACHMENTS,
+        uapi::VVRAM_PEER_ATTACHMENTS,
         [Mgpu],
         [ENOENT],
         ATTACHMENTS

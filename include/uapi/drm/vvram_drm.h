@@ -4,7 +4,7 @@
  *
  * Every structure has the same layout for 32- and 64-bit callers. Fields named
  * pad and flag bits that are not listed here must be zero, or the call returns
- * -EINVAL. Sizes and offsets are in bytes. DRM_IOCTL_VVRAM_GEM_ATTACHMENTS,
+ * -EINVAL. Sizes and offsets are in bytes. DRM_IOCTL_VVRAM_PEER_ATTACHMENTS,
  * DRM_IOCTL_VVRAM_PEER_QUERY and DRM_IOCTL_VVRAM_PEER_FLUSH are those of
  * drm_peer.h.
  */
@@ -22,7 +22,7 @@ extern "C" {
 #define DRM_VVRAM_GETPARAM		0x00
 #define DRM_VVRAM_GEM_CREATE		0x01
 #define DRM_VVRAM_GEM_MMAP_OFFSET	0x02
-#define DRM_VVRAM_GEM_ATTACHMENTS	0x03
+#define DRM_VVRAM_PEER_ATTACHMENTS	0x03
 #define DRM_VVRAM_GEM_INFO		0x04
 #define DRM_VVRAM_GEM_IMPORT_INFO	0x05
 #define DRM_VVRAM_GEM_COPY		0x06
@@ -457,8 +457,8 @@ enum {
 	DRM_IOCTL_VVRAM_GEM_MMAP_OFFSET =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_MMAP_OFFSET,
 			 struct drm_vvram_gem_mmap_offset),
-	DRM_IOCTL_VVRAM_GEM_ATTACHMENTS =
-		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_ATTACHMENTS,
+	DRM_IOCTL_VVRAM_PEER_ATTACHMENTS =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_PEER_ATTACHMENTS,
 			 struct drm_peer_attachments),
 	DRM_IOCTL_VVRAM_GEM_INFO =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_INFO,

@@ -421,7 +421,7 @@ impl drm::Driver for VvramDriver {
             File::gem_mmap_offset
         ),
         (
-            VVRAM_GEM_ATTACHMENTS,
+            VVRAM_PEER_ATTACHMENTS,
             drm_peer_attachments,
             ioctl::RENDER_ALLOW,
             peer::ioctl::attachments::<BoData>,
