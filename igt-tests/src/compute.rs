@@ -12,7 +12,9 @@ use crate::map::{Map, PAGE};
 use crate::mgpu::Mgpu;
 use crate::pattern::Pattern;
 use crate::syncfile::SyncFile;
-use crate::uapi::{ioc, SyncEntry, VvramGemCreate, CREATE_SYSTEM, DRM_COMMAND_BASE};
+use crate::uapi::{
+    ioc, SyncEntry, VmBind, VvramGemCreate, BIND_MAP, BIND_UNMAP, CREATE_SYSTEM, DRM_COMMAND_BASE,
+};
 use crate::{Stop, SysError};
 
 /// Jobs of the file that have hung.
@@ -35,11 +37,6 @@ pub const RESULTS: u64 = 64 << 30;
 pub const JOBS_MAX: usize = 64;
 /// Operations of a job at most.
 pub const OPS_MAX: usize = 32;
-
-/// Maps a part of an object.
-pub const BIND_MAP: u32 = 0;
-/// Unmaps addresses.
-pub const BIND_UNMAP: u32 = 1;
 
 const FILL: u32 = 0;
 const COPY: u32 = 1;
@@ -64,26 +61,6 @@ pub struct VmDestroy {
     pub vm: u32,
     /// Zero.
     pub pad: u32,
-}
-
-/// `struct drm_mgpu_vm_bind`
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct VmBind {
-    /// The address space.
-    pub vm: u32,
-    /// `BIND_*`.
-    pub op: u32,
-    /// The object.
-    pub handle: u32,
-    /// Zero.
-    pub flags: u32,
-    /// First address.
-    pub address: u64,
-    /// Where in the object.
-    pub offset: u64,
-    /// Bytes.
-    pub size: u64,
 }
 
 /// `struct drm_mgpu_exec_op`

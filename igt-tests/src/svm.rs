@@ -96,7 +96,7 @@ pub const HUGE: usize = 512;
 impl Drm {
     fn svm(&self, request: u64, name: &str, addr: u64, size: u64) -> Result<(), SysError> {
         let mut argument = VvramSvmRange {
-            addr,
+            address: addr,
             size,
             ..Default::default()
         };

@@ -510,27 +510,33 @@ pub const VVRAM_PEER_QUERY: u64 = iowr::<PeerQuery>(DRM, DRM_COMMAND_BASE + 7);
 
 /// Size of an address space in bytes.
 pub const VM_SIZE: u64 = 1 << 26;
-/// Unbind what is bound at the addresses.
-pub const VM_BIND_UNBIND: u32 = 1 << 0;
+/// Maps a part of an object.
+pub const BIND_MAP: u32 = 0;
+/// Unmaps addresses.
+pub const BIND_UNMAP: u32 = 1;
 
-/// `struct drm_vvram_vm_bind`
+/// `struct drm_vvram_vm_bind`, `struct drm_mgpu_vm_bind`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct VvramVmBind {
+pub struct VmBind {
+    /// The address space of mgpu; zero for vvram.
+    pub vm: u32,
+    /// `BIND_*`.
+    pub op: u32,
+    /// The object.
+    pub handle: u32,
+    /// Zero.
+    pub flags: u32,
     /// First address.
-    pub addr: u64,
+    pub address: u64,
+    /// Where in the object.
+    pub offset: u64,
     /// Bytes.
     pub size: u64,
-    /// First byte of the object.
-    pub offset: u64,
-    /// Handle.
-    pub handle: u32,
-    /// `VM_BIND_*`.
-    pub flags: u32,
 }
 
 /// VM_BIND.
-pub const VVRAM_VM_BIND: u64 = iow::<VvramVmBind>(DRM, DRM_COMMAND_BASE + 8);
+pub const VVRAM_VM_BIND: u64 = iow::<VmBind>(DRM, DRM_COMMAND_BASE + 8);
 
 /// Read through the page table as it is.
 pub const VM_READ_AS_IS: u32 = 1 << 0;
@@ -540,7 +546,7 @@ pub const VM_READ_AS_IS: u32 = 1 << 0;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VvramVmRead {
     /// First address.
-    pub addr: u64,
+    pub address: u64,
     /// Bytes.
     pub size: u64,
     /// User pointer to the bytes.
@@ -559,7 +565,7 @@ pub const VVRAM_VM_READ: u64 = iow::<VvramVmRead>(DRM, DRM_COMMAND_BASE + 9);
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VvramSvmRange {
     /// First address.
-    pub addr: u64,
+    pub address: u64,
     /// Bytes.
     pub size: u64,
     /// Zero.
@@ -919,7 +925,7 @@ const _: () = {
     assert!(VVRAM_GEM_IMPORT_INFO == 0xc018_6445);
     assert!(VVRAM_GEM_COPY == 0x4040_6446);
     assert!(VVRAM_PEER_QUERY == 0xc038_6447);
-    assert!(VVRAM_VM_BIND == 0x4020_6448);
+    assert!(VVRAM_VM_BIND == 0x4028_6448);
     assert!(VVRAM_VM_READ == 0x4020_6449);
     assert!(VVRAM_SVM_MIGRATE == 0x4018_644a);
     assert!(VVRAM_SVM_EVICT == 0x4018_644b);

@@ -8,7 +8,7 @@ use crate::faults::Faults;
 use crate::foreign::{self, Foreign, Kind};
 use crate::map::PAGE;
 use crate::sweeps::USUAL;
-use crate::uapi::{self, VvramVmBind, VvramVmRead};
+use crate::uapi::{self, VmBind, VvramVmRead};
 use crate::{Outcome, Stop, SysError};
 
 /// A mapping in an address space, as debugfs shows it.
@@ -100,7 +100,7 @@ pub fn shown(debugfs: &DebugFs, object: u64, present: bool) -> Outcome {
 
 impl Drm {
     /// VM_BIND with a given argument.
-    pub fn vm_bind_raw(&self, given: VvramVmBind) -> Result<(), SysError> {
+    pub fn vm_bind_raw(&self, given: VmBind) -> Result<(), SysError> {
         again(|| {
             let mut argument = given;
             ioctl(self.fd(), uapi::VVRAM_VM_BIND, &mut argument, || {
@@ -110,22 +110,22 @@ impl Drm {
         })
     }
 
-    /// Binds all of an object at an address.
-    pub fn vm_bind(&self, object: &Gem<'_>, addr: u64) -> Result<(), SysError> {
-        self.vm_bind_raw(VvramVmBind {
-            addr,
+    /// Maps all of an object at an address.
+    pub fn vm_bind(&self, object: &Gem<'_>, address: u64) -> Result<(), SysError> {
+        self.vm_bind_raw(VmBind {
+            address,
             size: object.size(),
             handle: object.handle(),
             ..Default::default()
         })
     }
 
-    /// Unbinds a range of addresses.
-    pub fn vm_unbind(&self, addr: u64, size: u64) -> Result<(), SysError> {
-        self.vm_bind_raw(VvramVmBind {
-            addr,
+    /// Unmaps a range of addresses.
+    pub fn vm_unbind(&self, address: u64, size: u64) -> Result<(), SysError> {
+        self.vm_bind_raw(VmBind {
+            op: uapi::BIND_UNMAP,
+            address,
             size,
-            flags: uapi::VM_BIND_UNBIND,
             ..Default::default()
         })
     }
@@ -150,10 +150,10 @@ impl Drm {
     }
 
     /// Reads bytes by their addresses, with `VM_READ_*`.
-    pub fn vm_read(&self, addr: u64, size: usize, flags: u32) -> Result<Vec<u8>, SysError> {
+    pub fn vm_read(&self, address: u64, size: usize, flags: u32) -> Result<Vec<u8>, SysError> {
         let mut bytes = vec![0x5a; size];
         let argument = VvramVmRead {
-            addr,
+            address,
             size: size as u64,
             data: bytes.as_mut_ptr() as u64,
             flags,
@@ -193,7 +193,7 @@ impl Unbound {
     }
 
     fn bind(&self) -> Result<(), SysError> {
-        self.drm.vm_bind_raw(VvramVmBind {
+        self.drm.vm_bind_raw(VmBind {
             size: 4 * PAGE as u64,
             handle: self.handle,
             ..Default::default()

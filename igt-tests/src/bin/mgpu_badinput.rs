@@ -3,13 +3,14 @@
 //! Arguments that no caller should give, for each ioctl of mgpu.
 
 use vvram_tests::badinput::{check_all, unbinds, Gpu};
-use vvram_tests::compute::{self, Vm, VmBind};
+use vvram_tests::compute::{self, Vm};
 use vvram_tests::debugfs::Counter;
 use vvram_tests::describe::{Call, File, Thing};
 use vvram_tests::drm::EITHER;
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::Mgpu;
 use vvram_tests::pci::PciDevice;
+use vvram_tests::uapi::VmBind;
 use vvram_tests::{heap, igt_main, uapi, Outcome};
 
 fn gpu() -> Outcome {

@@ -6,8 +6,8 @@
 use std::mem::ManuallyDrop;
 use std::time::Duration;
 
-use vvram_tests::compute::{ballast, sum, Bench, Op, Vm, VmBind, VmCreate, VmDestroy};
-use vvram_tests::compute::{BIND_MAP, BIND_UNMAP, HUGE, RESULTS};
+use vvram_tests::compute::{ballast, sum, Bench, Op, Vm, VmCreate, VmDestroy};
+use vvram_tests::compute::{HUGE, RESULTS};
 use vvram_tests::drm::{DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::failure::{has_dump, no_dump, take_dump};
 use vvram_tests::faults::{Code, Errors, Faults, Snapshot, Workers};
@@ -23,6 +23,7 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::Probe;
 use vvram_tests::sweeps::{self, nothing, populate, zero, Once};
 use vvram_tests::sweeps::{ACCESS, COPY, MOVES, NONE, PROBE, USUAL};
+use vvram_tests::uapi::{VmBind, BIND_MAP, BIND_UNMAP};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi};
 use vvram_tests::{Outcome, Stop, SysError};
 

@@ -2,7 +2,7 @@
 
 //! Pairs of calls on one handle or VM of a modelled GPU at the same time.
 
-use vvram_tests::compute::{Op, Vm, VmBind, VmDestroy, BIND_MAP, BIND_UNMAP, HUGE, RESULTS};
+use vvram_tests::compute::{Op, Vm, VmDestroy, HUGE, RESULTS};
 use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fence::SyncObj;
@@ -12,7 +12,7 @@ use vvram_tests::misc;
 use vvram_tests::pairs::{self, balanced, race, Errors, CALLERS};
 use vvram_tests::signals::open_files;
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::uapi::{self, CREATE_SYSTEM, CREATE_VRAM};
+use vvram_tests::uapi::{self, VmBind, BIND_MAP, BIND_UNMAP, CREATE_SYSTEM, CREATE_VRAM};
 use vvram_tests::{check_eq, igt_main, Outcome, Stop, SysError};
 
 /// An unknown VM.

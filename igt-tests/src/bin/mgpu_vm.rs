@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use vvram_tests::cgroup::MemoryGroup;
 use vvram_tests::compute::{
-    sum, Op, Vm, VmBind, VmDestroy, BIND_MAP, BIND_UNMAP, HUGE, JOBS_MAX, OPS_MAX, PARAM_LIMITS,
-    VM_MAX, VM_SIZE,
+    sum, Op, Vm, VmDestroy, HUGE, JOBS_MAX, OPS_MAX, PARAM_LIMITS, VM_MAX, VM_SIZE,
 };
 use vvram_tests::debugfs::Counter;
 use vvram_tests::drm::{Gem, EITHER};
@@ -18,6 +17,7 @@ use vvram_tests::mgpu::{take_all, Error, Impatient, Mgpu};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::proc::{Child, KernelLog};
+use vvram_tests::uapi::{VmBind, BIND_MAP, BIND_UNMAP};
 use vvram_tests::{
     check, check_eq, check_ok, expect_errno, igt_main, uapi, Outcome, Stop, SysError,
 };

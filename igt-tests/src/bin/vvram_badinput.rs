@@ -35,7 +35,7 @@ fn gpu() -> Outcome {
         // Nothing is bound at address 0, except for a read from there.
         let _ = drm.vm_unbind(0, PAGE as u64);
         if call.request == uapi::VVRAM_VM_READ {
-            drm.vm_bind_raw(uapi::VvramVmBind {
+            drm.vm_bind_raw(uapi::VmBind {
                 size: PAGE as u64,
                 handle: object.handle(),
                 ..Default::default()

@@ -90,7 +90,7 @@ fn spaces() -> Outcome {
                 },
             )?;
             race(
-                "VM_BIND_UNBIND and VM_READ",
+                "VM_BIND, unmap, and VM_READ",
                 Errors {
                     call: libc::EFAULT,
                     racing: &[],

@@ -18,7 +18,7 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
 use vvram_tests::storm::{Action, Storm};
-use vvram_tests::uapi::{VvramVmBind, VvramVmRead};
+use vvram_tests::uapi::{VmBind, VvramVmRead};
 use vvram_tests::vm::{mapping_of, mappings, shown};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
@@ -122,12 +122,12 @@ fn bind() -> Outcome {
     }
 
     // A part of an object is bound a second time.
-    gpu.drm.vm_bind_raw(VvramVmBind {
-        addr: 0,
+    gpu.drm.vm_bind_raw(VmBind {
+        address: 0,
         size: 2 * PAGE64,
         offset: 3 * PAGE64,
         handle: vram.handle(),
-        flags: 0,
+        ..Default::default()
     })?;
     let bytes = gpu.drm.vm_read(0, 2 * PAGE, AS_IS)?;
     check_eq!(a.verify(&bytes, 3 * PAGE64), Ok(()), "bytes of the part");
@@ -157,12 +157,12 @@ fn bind() -> Outcome {
 fn bad_input() -> Outcome {
     let gpu = Gpu::open()?;
     let object = gpu.drm.create_flags(4 * PAGE64, EITHER)?;
-    let good = VvramVmBind {
-        addr: AT,
+    let good = VmBind {
+        address: AT,
         size: 2 * PAGE64,
         offset: PAGE64,
         handle: object.handle(),
-        flags: 0,
+        ..Default::default()
     };
     let end = uapi::VM_SIZE;
     expect_errno("nothing is bound", gpu.drm.vm_read(AT, 1, 0), libc::EFAULT)?;
@@ -172,21 +172,24 @@ fn bad_input() -> Outcome {
         libc::ENOENT,
     )?;
     for bad in [
-        VvramVmBind {
+        VmBind {
             offset: 3 * PAGE64,
             ..good
         },
-        VvramVmBind { addr: end, ..good },
-        VvramVmBind {
-            addr: end - PAGE64,
+        VmBind {
+            address: end,
             ..good
         },
-        VvramVmBind {
-            flags: uapi::VM_BIND_UNBIND,
+        VmBind {
+            address: end - PAGE64,
             ..good
         },
-        VvramVmBind {
-            flags: uapi::VM_BIND_UNBIND,
+        VmBind {
+            op: uapi::BIND_UNMAP,
+            ..good
+        },
+        VmBind {
+            op: uapi::BIND_UNMAP,
             handle: 0,
             ..good
         },
@@ -196,10 +199,10 @@ fn bad_input() -> Outcome {
     check_eq!(mappings(&gpu.debugfs)?, [], "mappings after errors");
 
     gpu.drm.vm_bind_raw(good)?;
-    for addr in [AT, AT - PAGE64, AT + PAGE64] {
+    for address in [AT, AT - PAGE64, AT + PAGE64] {
         expect_errno(
             "addresses that are taken",
-            gpu.drm.vm_bind_raw(VvramVmBind { addr, ..good }),
+            gpu.drm.vm_bind_raw(VmBind { address, ..good }),
             libc::EEXIST,
         )?;
     }
@@ -216,24 +219,30 @@ fn bad_input() -> Outcome {
     }
     let mut byte = 0u8;
     let read = VvramVmRead {
-        addr: AT,
+        address: AT,
         size: 1,
         data: &raw mut byte as u64,
         flags: 0,
         pad: 0,
     };
     for (bad, errno) in [
-        (VvramVmRead { addr: end, ..read }, libc::EINVAL),
         (
             VvramVmRead {
-                addr: AT - 1,
+                address: end,
+                ..read
+            },
+            libc::EINVAL,
+        ),
+        (
+            VvramVmRead {
+                address: AT - 1,
                 ..read
             },
             libc::EFAULT,
         ),
         (
             VvramVmRead {
-                addr: AT + 2 * PAGE64,
+                address: AT + 2 * PAGE64,
                 ..read
             },
             libc::EFAULT,
@@ -247,8 +256,8 @@ fn bad_input() -> Outcome {
         )?;
     }
     // The last page can be bound, too.
-    gpu.drm.vm_bind_raw(VvramVmBind {
-        addr: end - 2 * PAGE64,
+    gpu.drm.vm_bind_raw(VmBind {
+        address: end - 2 * PAGE64,
         ..good
     })?;
     check_eq!(gpu.drm.vm_read(end - 1, 1, 0)?, [0], "the last byte");
@@ -458,17 +467,17 @@ fn read_only() -> Outcome {
         // SAFETY: the kernel does not write there.
         unsafe { ioctl_raw(gpu.drm.fd(), request, page.address().as_ptr() as u64, what) }
     };
-    let bind = VvramVmBind {
-        addr: AT,
+    let bind = VmBind {
+        address: AT,
         size: PAGE64,
         offset: 0,
         handle: object.handle(),
-        flags: 0,
+        ..Default::default()
     };
     call(uapi::VVRAM_VM_BIND, Map::read_only(bind)?)?;
     let mut bytes = vec![0u8; PAGE];
     let read = VvramVmRead {
-        addr: AT,
+        address: AT,
         size: PAGE64,
         data: bytes.as_mut_ptr() as u64,
         flags: 0,

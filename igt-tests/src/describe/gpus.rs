@@ -3,11 +3,11 @@
 //! The ioctls of vvram, mgpu and avram.
 
 use super::{call, get, layout, set, Call, File, Kind, Layout, Thing};
-use crate::compute::{self, Exec, Op, VmBind, VmCreate, VmDestroy, VmFailures};
+use crate::compute::{self, Exec, Op, VmCreate, VmDestroy, VmFailures};
 use crate::uapi::{
-    self, AvramGemCreate, PeerAttachment, PeerAttachments, PeerFlush, PeerQuery, SyncEntry,
+    self, AvramGemCreate, PeerAttachment, PeerAttachments, PeerFlush, PeerQuery, SyncEntry, VmBind,
     VvramGemCopy, VvramGemCreate, VvramGemImportInfo, VvramGemInfo, VvramGemMmapOffset,
-    VvramGetparam, VvramSvmRange, VvramVmBind, VvramVmRead,
+    VvramGetparam, VvramSvmRange, VvramVmRead,
 };
 use libc::ENOENT;
 use std::mem::offset_of;
@@ -160,24 +160,16 @@ const COPY: Layout = layout!(VvramGemCopy, fix_copy, {
     flags: Zero,
 });
 
-/// An unbind has no object.
-fn fix_bind(bytes: &mut [u8]) {
-    if get(bytes, offset_of!(VvramVmBind, flags), 4) == u64::from(uapi::VM_BIND_UNBIND) {
-        set(bytes, offset_of!(VvramVmBind, handle), 4, 0);
-        set(bytes, offset_of!(VvramVmBind, offset), 8, 0);
-    }
-}
-
 const RANGE: Layout = layout!(VvramSvmRange, {
-    addr: Memory,
+    address: Memory,
     size: Size(PAGE, libc::EFAULT),
     flags: Zero,
     pad: Zero,
 });
 
 /// An unmap has no object.
-fn fix_map(bytes: &mut [u8]) {
-    if get(bytes, offset_of!(VmBind, op), 4) == u64::from(compute::BIND_UNMAP) {
+fn fix_bind(bytes: &mut [u8]) {
+    if get(bytes, offset_of!(VmBind, op), 4) == u64::from(uapi::BIND_UNMAP) {
         set(bytes, offset_of!(VmBind, handle), 4, 0);
         set(bytes, offset_of!(VmBind, offset), 8, 0);
     }
@@ -294,12 +286,14 @@ pub(super) static CALLS: &[Call] = &[
         uapi::VVRAM_VM_BIND,
         [Vvram],
         [ENOENT EEXIST EAGAIN],
-        layout!(VvramVmBind, fix_bind, {
-            addr: Virtual(PAGE),
-            size: Size(PAGE, libc::EINVAL),
-            offset: Offset(PAGE),
+        layout!(VmBind, fix_bind, {
+            vm: Zero,
+            op: Below(2),
             handle: Handle(Gem, ENOENT),
-            flags: Flags(1),
+            flags: Zero,
+            address: Virtual(PAGE),
+            offset: Offset(PAGE),
+            size: Size(PAGE, libc::EINVAL),
         })
     ),
     call!(
@@ -308,7 +302,7 @@ pub(super) static CALLS: &[Call] = &[
         [Vvram],
         [EOPNOTSUPP EAGAIN],
         layout!(VvramVmRead, {
-            addr: Virtual(1),
+            address: Virtual(1),
             size: Size(1, libc::EINVAL),
             data: Kind::Bytes("size", false),
             flags: Flags(1),
@@ -411,7 +405,7 @@ pub(super) static CALLS: &[Call] = &[
         compute::VM_BIND,
         [Mgpu],
         [ENOENT ENOSPC],
-        layout!(VmBind, fix_map, {
+        layout!(VmBind, fix_bind, {
             vm: Handle(Vm, ENOENT),
             op: Below(2),
             handle: Handle(Gem, ENOENT),

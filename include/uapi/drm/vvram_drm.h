@@ -73,7 +73,7 @@ enum drm_vvram_param {
 	DRM_VVRAM_PARAM_COPIES_MAX = 6,
 	/**
 	 * @DRM_VVRAM_PARAM_VM_SIZE: size of the address space of an open file,
-	 * in bytes. It begins at address 0, and nothing is bound in it at
+	 * in bytes. It begins at address 0, and nothing is mapped in it at
 	 * first.
 	 */
 	DRM_VVRAM_PARAM_VM_SIZE = 7,
@@ -290,7 +290,7 @@ struct drm_vvram_gem_import_info {
  * for parts of one object that overlap, for more than DRM_VVRAM_PARAM_SYNC_MAX
  * entries, and for a buffer of another device that the CPU cannot access;
  * -ENOENT for an unknown handle; -EAGAIN if the buffer of another device, which
- * has moved and is bound by struct drm_vvram_vm_bind, was given more work
+ * has moved and is mapped by struct drm_vvram_vm_bind, was given more work
  * during the wait for that at its old place, so that the call has to be
  * repeated; -EINTR if a signal arrived; -ENODEV if the driver of the device is
  * gone, or that of a device that exports one of the buffers; other errors of
@@ -330,37 +330,57 @@ struct drm_vvram_gem_copy {
 };
 
 /**
- * DRM_VVRAM_VM_BIND_UNBIND - unbind what is bound to the addresses.
+ * enum drm_vvram_bind_op - what DRM_IOCTL_VVRAM_VM_BIND does
  */
-#define DRM_VVRAM_VM_BIND_UNBIND		(1 << 0)
+enum drm_vvram_bind_op {
+	/**
+	 * @DRM_VVRAM_BIND_MAP: maps a part of an object; -EEXIST if something
+	 * is mapped at one of the addresses.
+	 */
+	DRM_VVRAM_BIND_MAP = 0,
+	/**
+	 * @DRM_VVRAM_BIND_UNMAP: unmaps what one earlier call has mapped;
+	 * -ENOENT unless the addresses are exactly those of that call.
+	 */
+	DRM_VVRAM_BIND_UNMAP = 1,
+};
 
 /**
  * struct drm_vvram_vm_bind - argument of DRM_IOCTL_VVRAM_VM_BIND
  *
- * Binds a part of an object to addresses in the address space of the file,
- * until the part is unbound or the file is closed. The address space holds a
- * reference to the object, also when its handle is closed. The object may move;
- * its addresses stay the same.
+ * Changes the mappings in the address space of the file. A mapping lasts until
+ * it is unmapped or the file is closed, and holds a reference to its object,
+ * also when the handle of that is closed. The object may move; its addresses
+ * stay the same.
  *
- * Returns -EINVAL for addresses, sizes and offsets that are not multiples of
- * the page size, for a range that is not inside of the address space or of the
- * object, and for an unknown flag; -ENOENT for an unknown handle; -EEXIST if
- * one of the addresses is bound already. With DRM_VVRAM_VM_BIND_UNBIND handle
- * and offset must be zero, and the call returns -ENOENT unless exactly this
- * range was bound by one earlier call. Returns -EAGAIN, -EINTR and the errors
- * of the exporter as struct drm_vvram_gem_import_info.
+ * The address space keeps mappings as they were made: it does not split one, so
+ * that no mapping is replaced, and none is unmapped in part, as by
+ * DRM_IOCTL_MGPU_VM_BIND.
+ *
+ * Returns -EINVAL for addresses, an offset or a size that are not multiples of
+ * a page, for a size of 0, for addresses beyond DRM_VVRAM_PARAM_VM_SIZE, for a
+ * part that is not inside of its object, and for an operation that is unknown;
+ * -ENOENT for an unknown handle; and -EAGAIN, -EINTR and the errors of the
+ * exporter as struct drm_vvram_gem_import_info.
  */
 struct drm_vvram_vm_bind {
-	/** @addr: in, first address. */
-	__u64 addr;
-	/** @size: in, how many bytes; not 0. */
-	__u64 size;
-	/** @offset: in, first byte of the object. */
-	__u64 offset;
-	/** @handle: in, handle of the object. */
+	/**
+	 * @pad: must be zero. Each open file has one address space; mgpu has
+	 * the number of a VM here.
+	 */
+	__u32 pad;
+	/** @op: in, one of enum drm_vvram_bind_op. */
+	__u32 op;
+	/** @handle: in, the object; zero for DRM_VVRAM_BIND_UNMAP. */
 	__u32 handle;
-	/** @flags: in, DRM_VVRAM_VM_BIND_*. */
+	/** @flags: must be zero. */
 	__u32 flags;
+	/** @address: in, the first address. */
+	__u64 address;
+	/** @offset: in, offset in the object; zero for DRM_VVRAM_BIND_UNMAP. */
+	__u64 offset;
+	/** @size: in, how many bytes. */
+	__u64 size;
 };
 
 /**
@@ -379,15 +399,15 @@ struct drm_vvram_vm_bind {
  * tests, which check with it that page tables follow objects.
  *
  * Returns -EINVAL for a size of 0, for addresses that are not inside of the
- * address space, and for an unknown flag; -EFAULT if nothing is bound to one of
+ * address space, and for an unknown flag; -EFAULT if nothing is mapped at one of
  * the addresses, or if @data cannot be written to; -EOPNOTSUPP if the buffer of
- * another device is bound there, -EAGAIN if that has moved during the wait for
+ * another device is mapped there, -EAGAIN if that has moved during the wait for
  * its moves, and -EINTR if a signal arrived. A call that fails may have written
  * some bytes.
  */
 struct drm_vvram_vm_read {
-	/** @addr: in, first address. */
-	__u64 addr;
+	/** @address: in, the first address. */
+	__u64 address;
 	/** @size: in, how many bytes. */
 	__u64 size;
 	/** @data: in, user pointer to @size bytes, which are written. */
@@ -436,8 +456,8 @@ struct drm_vvram_vm_read {
  * each page, so memory that was never touched is populated and reads as zeroes.
  */
 struct drm_vvram_svm_range {
-	/** @addr: in, first address. */
-	__u64 addr;
+	/** @address: in, the first address. */
+	__u64 address;
 	/** @size: in, how many bytes. */
 	__u64 size;
 	/** @flags: must be zero. */

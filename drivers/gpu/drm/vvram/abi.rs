@@ -88,18 +88,20 @@ const _: () = {
 const _: () = {
     use uapi::drm_vvram_vm_bind as T;
 
-    assert!(offset_of!(T, addr) == 0);
-    assert!(offset_of!(T, size) == 8);
-    assert!(offset_of!(T, offset) == 16);
-    assert!(offset_of!(T, handle) == 24);
-    assert!(offset_of!(T, flags) == 28);
-    assert!(size_of::<T>() == 32);
+    assert!(offset_of!(T, pad) == 0);
+    assert!(offset_of!(T, op) == 4);
+    assert!(offset_of!(T, handle) == 8);
+    assert!(offset_of!(T, flags) == 12);
+    assert!(offset_of!(T, address) == 16);
+    assert!(offset_of!(T, offset) == 24);
+    assert!(offset_of!(T, size) == 32);
+    assert!(size_of::<T>() == 40);
 };
 
 const _: () = {
     use uapi::drm_vvram_vm_read as T;
 
-    assert!(offset_of!(T, addr) == 0);
+    assert!(offset_of!(T, address) == 0);
     assert!(offset_of!(T, size) == 8);
     assert!(offset_of!(T, data) == 16);
     assert!(offset_of!(T, flags) == 24);
@@ -110,7 +112,7 @@ const _: () = {
 const _: () = {
     use uapi::drm_vvram_svm_range as T;
 
-    assert!(offset_of!(T, addr) == 0);
+    assert!(offset_of!(T, address) == 0);
     assert!(offset_of!(T, size) == 8);
     assert!(offset_of!(T, flags) == 16);
     assert!(offset_of!(T, pad) == 20);

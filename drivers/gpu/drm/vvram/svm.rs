@@ -135,7 +135,7 @@ impl drm::debugfs::File for Usage {
 /// `EINVAL` if the range is empty, not made of whole pages, or not in the address space, and for an
 /// unknown flag.
 fn range_of(args: &uapi::drm_vvram_svm_range) -> Result<core::ops::Range<usize>> {
-    let (start, size) = (usize::try_from(args.addr)?, usize::try_from(args.size)?);
+    let (start, size) = (usize::try_from(args.address)?, usize::try_from(args.size)?);
     let end = start.checked_add(size).ok_or(EINVAL)?;
 
     check(args.flags == 0 && args.pad == 0 && size != 0)?;

@@ -19,6 +19,8 @@
 //! all mappings, the entries of a space. The last two are taken in paths that lead to the signal of
 //! fences, so no memory is allocated with them held.
 
+use core::ops::Range;
+
 use kernel::{
     dma_resv::Usage,
     drm::{
@@ -72,7 +74,10 @@ use crate::{
         VvramDevice,
         VvramDriver, //
     },
-    file::File,
+    file::{
+        check,
+        File, //
+    },
     gem::Bo, //
 };
 
@@ -393,12 +398,16 @@ impl Vm {
     }
 }
 
-/// Converts an address or a size in bytes to a number of pages.
-fn page_number(bytes: u64) -> Result<usize> {
-    if bytes % PAGE_SIZE as u64 != 0 {
-        return Err(EINVAL);
-    }
-    Ok(usize::try_from(bytes >> PAGE_SHIFT)?)
+/// Returns the range of `size` bytes from `start` on.
+///
+/// # Errors
+///
+/// `EINVAL` if the range is not made of whole pages, is empty, or goes beyond `end`.
+fn whole_pages(start: u64, size: u64, end: u64) -> Result<Range<u64>> {
+    let after = start.checked_add(size).ok_or(EINVAL)?;
+
+    check((start | size) % PAGE_SIZE as u64 == 0 && size > 0 && after <= end)?;
+    Ok(start..after)
 }
 
 /// `DRM_IOCTL_VVRAM_VM_BIND`
@@ -407,53 +416,52 @@ pub(crate) fn bind(
     args: &mut uapi::drm_vvram_vm_bind,
     file: &drm::File<File>,
 ) -> Result<u32> {
-    let (first, pages) = (page_number(args.addr)?, page_number(args.size)?);
-    let end = first.checked_add(pages).ok_or(EINVAL)?;
-    if pages == 0 || end > PAGES || args.flags & !uapi::DRM_VVRAM_VM_BIND_UNBIND != 0 {
-        return Err(EINVAL);
-    }
+    check(args.pad == 0 && args.flags == 0)?;
+    let va = whole_pages(args.address, args.size, SIZE)?;
+    // CAST: Both are small.
+    let (first, pages) = (
+        (va.start >> PAGE_SHIFT) as usize,
+        (args.size >> PAGE_SHIFT) as usize,
+    );
+    let target = match args.op {
+        uapi::drm_vvram_bind_op_DRM_VVRAM_BIND_MAP => {
+            let object = Bo::lookup_handle(file, args.handle)?;
+            let part = whole_pages(args.offset, args.size, object.size() as u64)?;
 
-    let object = if args.flags & uapi::DRM_VVRAM_VM_BIND_UNBIND == 0 {
-        let object = Bo::lookup_handle(file, args.handle)?;
-
-        // The work may be of any device, so an unplug must not wait for this.
-        object.await_unused()?;
-        Some(object)
-    } else {
-        None
+            // The work may be of any device, so an unplug must not wait for this.
+            object.await_unused()?;
+            Some((object, part.start))
+        }
+        uapi::drm_vvram_bind_op_DRM_VVRAM_BIND_UNMAP => {
+            check(args.handle == 0 && args.offset == 0)?;
+            None
+        }
+        _ => return Err(EINVAL),
     };
 
     let guard = dev.registration_guard().ok_or(ENODEV)?;
     let dev = &*guard;
     let mut space = file.inner().get_ref().vm().space.lock();
-    let Some(object) = object else {
-        if args.handle != 0 || args.offset != 0 {
-            return Err(EINVAL);
-        }
-        let space = (*space).as_mut().ok_or(ENOENT)?;
-        let found = space.bound.get(&first).ok_or(ENOENT)?;
-
-        if found.mapping.pages != pages {
-            return Err(ENOENT);
-        }
-        space.unbind(first);
-        return Ok(0);
-    };
-
-    page_number(args.offset)?;
-    let end_in_object = args.offset.checked_add(args.size).ok_or(EINVAL)?;
-    if end_in_object > object.size() as u64 {
-        return Err(EINVAL);
-    }
-
-    if space.is_none() {
+    if space.is_none() && target.is_some() {
         *space = Some(Space::new(&dev.mapped)?);
     }
-    let space = (*space).as_mut().ok_or(EINVAL)?;
-    if space.has_any(first, end) {
-        return Err(EEXIST);
+    let space = (*space).as_mut().ok_or(ENOENT)?;
+    match target {
+        Some((object, offset)) => {
+            if space.has_any(first, first + pages) {
+                return Err(EEXIST);
+            }
+            space.bind(dev, object, offset, first, pages)?;
+        }
+        None => {
+            let found = space.bound.get(&first).ok_or(ENOENT)?;
+
+            if found.mapping.pages != pages {
+                return Err(ENOENT);
+            }
+            space.unbind(first);
+        }
     }
-    space.bind(dev, object, args.offset, first, pages)?;
     Ok(0)
 }
 
@@ -463,7 +471,7 @@ pub(crate) fn read(
     args: &mut uapi::drm_vvram_vm_read,
     file: &drm::File<File>,
 ) -> Result<u32> {
-    let end = args.addr.checked_add(args.size).ok_or(EINVAL)?;
+    let end = args.address.checked_add(args.size).ok_or(EINVAL)?;
     if args.pad != 0
         || args.size == 0
         || end > SIZE
@@ -475,7 +483,7 @@ pub(crate) fn read(
     let to = UserPtr::from_addr(usize::try_from(args.data)?);
     let mut to = UserSlice::new(to, usize::try_from(args.size)?).writer();
     let mut bytes = KVec::from_elem(0u8, PAGE_SIZE, GFP_KERNEL)?;
-    let mut at = args.addr;
+    let mut at = args.address;
 
     while at < end {
         // CAST: Both are below the size of an address space.
