@@ -10,7 +10,7 @@
  * drm_peer.h.
  *
  * Where mgpu and vvram have the same ioctl, the structures have the same
- * layout.
+ * layout. A field that one of them does not have is named pad there.
  */
 #ifndef _UAPI_MGPU_DRM_H_
 #define _UAPI_MGPU_DRM_H_

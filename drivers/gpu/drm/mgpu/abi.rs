@@ -4,7 +4,7 @@
 //!
 //! The assertions list all fields. There is no padding between them; fields of 64 bits are at
 //! multiples of 8, and the sizes are multiples of 8. So 32-bit and 64-bit callers have the same
-//! layout.
+//! layout. The structures that vvram has, too, are compared with those.
 //!
 //! C header: [`include/uapi/drm/mgpu_drm.h`](srctree/include/uapi/drm/mgpu_drm.h)
 
@@ -14,76 +14,47 @@ use core::mem::{
 };
 use kernel::uapi;
 
-const _: () = {
-    use uapi::drm_mgpu_getparam as T;
+const fn width<T, F>(_: fn(&T) -> &F) -> usize {
+    size_of::<F>()
+}
 
-    assert!(offset_of!(T, param) == 0);
-    assert!(offset_of!(T, pad) == 4);
-    assert!(offset_of!(T, value) == 8);
-    assert!(size_of::<T>() == 16);
-};
+/// Asserts that a structure has the layout of that of vvram, whose assertions have the numbers.
+macro_rules! as_vvram {
+    ($ours:ident, $theirs:ident, { $($field:ident $(for $their:ident)?),* $(,)? }) => {
+        const _: () = {
+            use uapi::{
+                $ours as Ours,
+                $theirs as Theirs, //
+            };
 
-const _: () = {
-    use uapi::drm_mgpu_gem_create as T;
+            $(as_vvram!(@field $field, $($their,)? $field);)*
+            assert!(size_of::<Ours>() == size_of::<Theirs>());
+        };
+    };
+    (@field $field:ident, $their:ident $(, $same:ident)?) => {
+        assert!(offset_of!(Ours, $field) == offset_of!(Theirs, $their));
+        assert!(width(|it: &Ours| &it.$field) == width(|it: &Theirs| &it.$their));
+    };
+}
 
-    assert!(offset_of!(T, size) == 0);
-    assert!(offset_of!(T, placements) == 8);
-    assert!(offset_of!(T, flags) == 12);
-    assert!(offset_of!(T, handle) == 16);
-    assert!(offset_of!(T, vm) == 20);
-    assert!(size_of::<T>() == 24);
-};
-
-const _: () = {
-    use uapi::drm_mgpu_gem_mmap_offset as T;
-
-    assert!(offset_of!(T, handle) == 0);
-    assert!(offset_of!(T, pad) == 4);
-    assert!(offset_of!(T, offset) == 8);
-    assert!(size_of::<T>() == 16);
-};
-
-const _: () = {
-    use uapi::drm_mgpu_gem_info as T;
-
-    assert!(offset_of!(T, handle) == 0);
-    assert!(offset_of!(T, placement) == 4);
-    assert!(offset_of!(T, size) == 8);
-    assert!(offset_of!(T, placements) == 16);
-    assert!(offset_of!(T, flags) == 20);
-    assert!(offset_of!(T, pinned) == 24);
-    assert!(offset_of!(T, pad) == 28);
-    assert!(offset_of!(T, id) == 32);
-    assert!(size_of::<T>() == 40);
-};
-
-const _: () = {
-    use uapi::drm_mgpu_gem_import_info as T;
-
-    assert!(offset_of!(T, handle) == 0);
-    assert!(offset_of!(T, path) == 4);
-    assert!(offset_of!(T, reason) == 8);
-    assert!(offset_of!(T, segments) == 12);
-    assert!(offset_of!(T, invalidations) == 16);
-    assert!(size_of::<T>() == 24);
-};
-
-const _: () = {
-    use uapi::drm_mgpu_gem_copy as T;
-
-    assert!(offset_of!(T, src) == 0);
-    assert!(offset_of!(T, dst) == 4);
-    assert!(offset_of!(T, src_offset) == 8);
-    assert!(offset_of!(T, dst_offset) == 16);
-    assert!(offset_of!(T, size) == 24);
-    assert!(offset_of!(T, in_syncs) == 32);
-    assert!(offset_of!(T, out_syncs) == 40);
-    assert!(offset_of!(T, in_count) == 48);
-    assert!(offset_of!(T, out_count) == 52);
-    assert!(offset_of!(T, sync_size) == 56);
-    assert!(offset_of!(T, flags) == 60);
-    assert!(size_of::<T>() == 64);
-};
+as_vvram!(drm_mgpu_getparam, drm_vvram_getparam, { param, pad, value });
+as_vvram!(drm_mgpu_gem_create, drm_vvram_gem_create, {
+    size, placements, flags, handle, vm for pad,
+});
+as_vvram!(drm_mgpu_gem_mmap_offset, drm_vvram_gem_mmap_offset, { handle, pad, offset });
+as_vvram!(drm_mgpu_gem_info, drm_vvram_gem_info, {
+    handle, placement, size, placements, flags, pinned, pad, id,
+});
+as_vvram!(drm_mgpu_gem_import_info, drm_vvram_gem_import_info, {
+    handle, path, reason, segments, invalidations,
+});
+as_vvram!(drm_mgpu_gem_copy, drm_vvram_gem_copy, {
+    src, dst, src_offset, dst_offset, size, in_syncs, out_syncs, in_count, out_count, sync_size,
+    flags,
+});
+as_vvram!(drm_mgpu_vm_bind, drm_vvram_vm_bind, {
+    vm for pad, op, handle, flags, address, offset, size,
+});
 
 const _: () = {
     use uapi::drm_mgpu_vm_create as T;
@@ -99,19 +70,6 @@ const _: () = {
     assert!(offset_of!(T, vm) == 0);
     assert!(offset_of!(T, pad) == 4);
     assert!(size_of::<T>() == 8);
-};
-
-const _: () = {
-    use uapi::drm_mgpu_vm_bind as T;
-
-    assert!(offset_of!(T, vm) == 0);
-    assert!(offset_of!(T, op) == 4);
-    assert!(offset_of!(T, handle) == 8);
-    assert!(offset_of!(T, flags) == 12);
-    assert!(offset_of!(T, address) == 16);
-    assert!(offset_of!(T, offset) == 24);
-    assert!(offset_of!(T, size) == 32);
-    assert!(size_of::<T>() == 40);
 };
 
 const _: () = {
