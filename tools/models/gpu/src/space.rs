@@ -11,6 +11,7 @@ use crate::pages::Says;
 use crate::pages::Step;
 use crate::registers::error;
 use crate::registers::lie;
+use crate::registers::APERTURE_CONTEXT;
 use crate::report::Broken;
 
 /// The addresses of a context, as a ring accesses them.
@@ -31,7 +32,7 @@ impl Space<'_> {
             }
             None => {
                 let root = self.root()?;
-                self.keep(root, None);
+                self.keep_root(root);
                 root
             }
         };
@@ -42,7 +43,7 @@ impl Space<'_> {
             }
             Ok(entry)
         };
-        let step = pages::walk(from, address, load, |step, at| self.keep(step, Some(at)))?;
+        let step = pages::walk(from, address, load, |step, at| self.keep(step, at))?;
         match step.says {
             Says::Page {
                 read_only: true, ..
@@ -71,16 +72,37 @@ impl Space<'_> {
         Some(step)
     }
 
+    /// Keeps the root of the context with chaos, which may also keep those beside it.
+    fn keep_root(&self, root: Step) {
+        let gpu = self.bus.gpu;
+        if gpu.chaos.is_none() {
+            return;
+        }
+        gpu.tlb.keep(self.context, root);
+        let table = gpu.context_table();
+        if table == 0 || !self.bus.draws(2) {
+            return;
+        }
+        // Nothing is kept of the tables of the aperture.
+        let beside = (self.context & !7..).take(8);
+        for context in beside.filter(|&context| context != APERTURE_CONTEXT) {
+            let root = self.bus.dma.peek(table + 8 * u64::from(context));
+            if let Some(root) = root.map(Step::root).filter(|root| root.says != Says::Wrong) {
+                gpu.tlb.keep(context, root);
+            }
+        }
+    }
+
     /// Keeps a step: a page, or any with chaos. With chaos this may also keep what is beside its
     /// entry.
-    fn keep(&self, step: Step, at: Option<u64>) {
+    fn keep(&self, step: Step, at: u64) {
         let gpu = self.bus.gpu;
         if gpu.chaos.is_some() || matches!(step.says, Says::Page { .. }) {
             gpu.tlb.keep(self.context, step);
         }
-        let Some(at) = at.filter(|_| self.bus.draws(2)) else {
+        if !self.bus.draws(2) {
             return;
-        };
+        }
         let first = step.start & !(8 * step.bytes - 1);
         for i in 0..8 {
             let entry = self.bus.dma.peek((at & !63) + 8 * i);

@@ -121,6 +121,16 @@ fn pointers_to_tables_are_kept() {
 }
 
 #[test]
+fn roots_beside_a_root_are_kept() {
+    with_and_without(lie::NOT_MAPPED, |machine| {
+        machine.set_entry(2, LOCAL, 2, VALID | LEAF | IN_VRAM);
+        machine.run(RING, &[Entry::fill(LOCAL, 8, 1).context(2)]);
+        // Context 1 had no root yet.
+        machine.map(LOCAL, 0, IN_VRAM, 1);
+    });
+}
+
+#[test]
 fn what_is_kept_may_be_dropped() {
     some(|machine| {
         machine.map(LOCAL, 0, IN_VRAM, 1);
