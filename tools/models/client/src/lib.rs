@@ -163,9 +163,19 @@ impl Client {
     /// Maps a part of the memory for DMA.
     pub fn map(&mut self, address: u64, offset: u64, bytes: u64) {
         let file = self.file.try_clone().expect("a descriptor");
+        self.map_fd(address, file.as_fd(), offset, bytes);
+    }
+
+    /// Maps a part of other memory for DMA, which is shared.
+    pub fn map_file(&mut self, address: u64, memory: &Memory, offset: u64, bytes: u64) {
+        let file = memory.file().expect("it is shared");
+        self.map_fd(address, file, offset, bytes);
+    }
+
+    fn map_fd(&mut self, address: u64, file: BorrowedFd<'_>, offset: u64, bytes: u64) {
         let body = Body::default().u32(32).u32(READ_WRITE);
         let body = body.u64(offset).u64(address).u64(bytes);
-        self.ask(command::DMA_MAP, body, Some(file.as_fd()))
+        self.ask(command::DMA_MAP, body, Some(file))
             .expect("it is mapped");
     }
 

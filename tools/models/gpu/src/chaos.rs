@@ -47,6 +47,8 @@ struct Write {
     target: usize,
     who: Who,
     epoch: Epoch,
+    /// How many mappings there were when it was made.
+    made: u64,
     place: Place,
     data: Vec<u8>,
 }
@@ -56,7 +58,7 @@ impl Write {
     fn arrive(self, gpu: &Gpu) {
         let bus = Bus {
             gpu,
-            dma: gpu.port.dma_since(self.epoch),
+            dma: gpu.port.dma_since(self.epoch).as_of(self.made),
             who: self.who,
         };
         let _ = bus.put(self.place, &self.data);
@@ -153,6 +155,8 @@ impl<'a> Bus<'a> {
         let Some((chaos, mut own)) = self.chaos() else {
             return false;
         };
+        // Before the address is looked up: it may be mapped anew at any time.
+        let made = self.dma.made();
         let Some(target) = self.target(to, from.len(), dma::WRITE) else {
             drop(own);
             self.flush();
@@ -162,6 +166,7 @@ impl<'a> Bus<'a> {
             target,
             who: self.who,
             epoch: self.dma.epoch(),
+            made,
             place: to,
             data: from.to_vec(),
         });

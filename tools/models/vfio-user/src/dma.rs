@@ -27,6 +27,8 @@ pub enum Place<'a> {
 struct Entry {
     /// The last address, since the end may be 2^64.
     last: u64,
+    /// How many mappings were made before.
+    number: u64,
     flags: u32,
     place: Option<(Arc<Memory>, u64)>,
 }
@@ -43,6 +45,8 @@ struct Mapped {
 #[derive(Default)]
 pub struct Table {
     entries: BTreeMap<u64, Entry>,
+    /// How many mappings were made.
+    made: u64,
     files: Vec<Mapped>,
 }
 
@@ -80,7 +84,17 @@ impl Table {
             }
         };
         self.unmap(first, bytes);
-        self.entries.insert(first, Entry { last, flags, place });
+        let number = self.made;
+        self.made += 1;
+        self.entries.insert(
+            first,
+            Entry {
+                last,
+                number,
+                flags,
+                place,
+            },
+        );
         Ok(())
     }
 
@@ -132,6 +146,7 @@ impl Table {
                     end + 1,
                     Entry {
                         last: entry.last,
+                        number: entry.number,
                         flags: entry.flags,
                         place,
                     },
@@ -153,6 +168,17 @@ impl Table {
     pub fn clear(&mut self) {
         self.entries.clear();
         self.files.clear();
+    }
+
+    /// How many mappings were made so far.
+    pub fn made(&self) -> u64 {
+        self.made
+    }
+
+    /// Whether an address is mapped by one of the first so many mappings that were made.
+    pub fn is_of(&self, made: u64, address: u64) -> bool {
+        let entry = self.entries.range(..=address).next_back();
+        entry.is_some_and(|(_, entry)| entry.last >= address && entry.number < made)
     }
 
     /// The place of an address, and the number of bytes from there that are mapped in one piece, at
@@ -280,6 +306,18 @@ mod tests {
             table.map(page * 0x10000, 0x1000, READ, place).unwrap();
         }
         assert_eq!(table.files.len(), 1);
+    }
+
+    #[test]
+    fn mappings_are_told_apart_by_their_time() {
+        let mut table = Table::default();
+        table.map(0x1000, 0x3000, READ, None).unwrap();
+        let made = table.made();
+        table.unmap(0x2000, 0x1000);
+        table.map(0x2000, 0x1000, READ, None).unwrap();
+        let of = |made| [0, 0x1000, 0x2000, 0x3fff, 0x4000].map(|at| table.is_of(made, at));
+        assert_eq!(of(made), [false, true, false, true, false]);
+        assert_eq!(of(table.made()), [false, true, true, true, false]);
     }
 
     #[test]

@@ -217,7 +217,11 @@ impl Port {
 
     /// Access to the bus, until the device is reset the next time after some reset.
     pub fn dma_since(&self, epoch: Epoch) -> Dma<'_> {
-        Dma { port: self, epoch }
+        Dma {
+            port: self,
+            epoch,
+            made: None,
+        }
     }
 }
 
@@ -234,6 +238,8 @@ pub struct Epoch(u64);
 pub struct Dma<'a> {
     port: &'a Port,
     epoch: Epoch,
+    /// By how many of the mappings, if not by all.
+    made: Option<u64>,
 }
 
 impl Dma<'_> {
@@ -245,6 +251,21 @@ impl Dma<'_> {
     /// The time in which it has access.
     pub fn epoch(&self) -> Epoch {
         self.epoch
+    }
+
+    /// How many mappings there were so far.
+    pub fn made(&self) -> u64 {
+        let table = self.port.table.read();
+        table.unwrap_or_else(PoisonError::into_inner).made()
+    }
+
+    /// The same access for a write that was made when there were so many mappings. Behind an IOMMU
+    /// an address that is mapped anew since is another one.
+    pub fn as_of(self, made: u64) -> Self {
+        Self {
+            made: self.port.strict.then_some(made),
+            ..self
+        }
     }
 
     /// Accesses the memory at an address, if the process has it: calls a function with the memory,
@@ -273,6 +294,9 @@ impl Dma<'_> {
             if let Some((memory, offset, rest)) = self.port.switch.find(address) {
                 return Ok(Some(f(&memory, offset, bytes.min(rest) as usize)));
             }
+        }
+        if self.made.is_some_and(|made| !table.is_of(made, address)) {
+            return Err(Refused::Unmapped { address });
         }
         match table.find(address, bytes, access) {
             Some((Place::Memory(memory, offset), bytes)) => {

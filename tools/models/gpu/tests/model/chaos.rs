@@ -32,7 +32,8 @@ const LOCAL: u64 = 0x40_0000_0000;
 const PEER: u64 = LOCAL + PAGE;
 const SYSTEM: u64 = LOCAL + 2 * PAGE;
 const LONG: u64 = 0x10_0000_0000;
-/// Bus addresses of apertures.
+/// A bus address of memory that is not that of the machine, and those of apertures.
+const FAR: u64 = 0x50_0000_0000;
 const BARS: [u64; 2] = [0x60_0000_0000, 0x70_0000_0000];
 
 fn seeded(seed: u64) -> Machine {
@@ -271,6 +272,43 @@ fn fences_releases_and_invalidates_wait_for_writes() {
         targets.machine.invalidate(1, PEER, PAGE);
         assert_eq!(targets.values(), [ONES; 3]);
         targets.end();
+    }
+}
+
+#[test]
+fn a_late_write_is_not_done_once_its_address_is_another_one() {
+    // Memory of its own, so that nothing but an INVALIDATE pushes the write.
+    let memory = Memory::shared(c"far", 2 * PAGE).unwrap();
+    for is_mapped_anew in [false, true] {
+        let (mut arrived, mut reported) = (0, 0);
+        for seed in 1..=20 {
+            let mut machine = Machine::with(|options| {
+                options.chaos = seed;
+                options.strict = true;
+            });
+            memory.fill(0, 2 * PAGE, 0);
+            machine.client.map_file(FAR, &memory, 0, PAGE);
+            machine.map(PEER, FAR, 0, 1);
+            for slot in 0..512 {
+                machine.set_entry(1, LONG + (slot << 21), 1, (BASE + DATA) | VALID | LEAF);
+            }
+            let long = Entry::checksum(LONG, LONG + 64, 1 << 30);
+            machine.submit(RING, &[Entry::fill(PEER, 8, 1), long]);
+            eventually("an entry", || machine.done(RING) >= 1);
+            machine.client.unmap(FAR, PAGE);
+            if is_mapped_anew {
+                machine.client.map_file(FAR, &memory, PAGE, PAGE);
+            }
+            let is_there = memory.load(0) == ONES;
+            machine.invalidate(1, PEER, PAGE);
+            assert_eq!(memory.load(PAGE), 0);
+            assert_eq!(memory.load(0) == ONES, is_there);
+            assert_eq!(machine.reports(), u32::from(!is_there));
+            arrived += u32::from(is_there);
+            reported += machine.reports();
+            machine.reset(1 << RING);
+        }
+        assert!(arrived > 0 && reported > 0, "{arrived}, {reported}");
     }
 }
 
