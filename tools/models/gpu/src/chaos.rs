@@ -6,6 +6,7 @@
 
 use std::mem;
 use std::sync::atomic::AtomicU32;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
@@ -30,12 +31,16 @@ use crate::report::Broken;
 
 /// How many writes of a ring are on their way at most.
 const MOST: usize = 32;
+/// The bits of a seed above those that rings and devices differ by.
+const NUMBER: u32 = 40;
 /// The target of writes to VRAM; others are memory on the bus.
 const VRAM: usize = 0;
 
 /// The chaos of a device.
 pub struct Chaos {
-    pub seed: u64,
+    /// The seed that it was started with, and that of the numbers that it draws.
+    first: u64,
+    seed: AtomicU64,
     /// How often there was each lie.
     counts: [AtomicU32; lie::COUNT],
     rings: [Mutex<RingChaos>; RING_COUNT],
@@ -102,15 +107,29 @@ impl RingChaos {
 impl Chaos {
     /// The chaos that follows from a seed; 0 is none.
     pub fn new(seed: u64) -> Option<Self> {
-        let ring = |number| RingChaos {
-            random: seed.wrapping_add((number as u64) << 32),
-            ..RingChaos::default()
-        };
-        (seed != 0).then(|| Self {
-            seed,
+        let chaos = (seed != 0).then(|| Self {
+            first: seed,
+            seed: AtomicU64::new(seed),
             counts: Default::default(),
-            rings: std::array::from_fn(|number| Mutex::new(ring(number))),
-        })
+            rings: Default::default(),
+        });
+        chaos.inspect(|chaos| chaos.begin(0))
+    }
+
+    /// The seed of the numbers that it draws.
+    pub fn seed(&self) -> u64 {
+        self.seed.load(Ordering::SeqCst)
+    }
+
+    /// Draws the numbers of another seed from now on, which follows from the first one. What is on
+    /// its way stays so.
+    pub fn begin(&self, number: u32) {
+        let seed = self.first.wrapping_add(u64::from(number) << NUMBER);
+        self.seed.store(seed, Ordering::SeqCst);
+        for (number, ring) in (0..).zip(&self.rings) {
+            let mut ring = ring.lock().unwrap_or_else(PoisonError::into_inner);
+            ring.random = seed.wrapping_add(number << 32);
+        }
     }
 
     /// How often there was a lie, or 0 for one that there is not.

@@ -166,7 +166,7 @@ impl Gpu {
             registers::CONTEXT_TABLE => self.registers().context_table,
             registers::INVALIDATE_START => self.registers().invalidate_start,
             registers::INVALIDATE_SIZE => self.registers().invalidate_size,
-            registers::SEED => self.chaos.as_ref().map_or(0, |chaos| chaos.seed),
+            registers::SEED => self.chaos.as_ref().map_or(0, Chaos::seed),
             _ => match of_ring(offset)? {
                 (ring, registers::RING_BASE) => self.rings[ring].base(),
                 _ => return None,
@@ -342,6 +342,11 @@ impl Gpu {
             }
             inject::SKIP_DEVICE_RESETS => self.skipped().device = argument,
             inject::EXPECT_REPORTS => self.reports.expect(argument),
+            inject::SEED => {
+                if let Some(chaos) = &self.chaos {
+                    chaos.begin(argument);
+                }
+            }
             _ => {
                 if let Some(ring) = self.rings.get(ring as usize) {
                     ring.inject(what, argument);

@@ -107,4 +107,5 @@ pub mod inject {
     pub const SKIP_RING_RESETS: u32 = 10;
     pub const SKIP_DEVICE_RESETS: u32 = 11;
     pub const LIFELESS: u32 = 12;
+    pub const SEED: u32 = 13;
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use client::eventually;
 use gpu::registers::error;
+use gpu::registers::inject;
 use gpu::registers::lie;
 use gpu::registers::SEED;
 use vfio_user::memory::Memory;
@@ -310,6 +311,29 @@ fn a_late_write_is_not_done_once_its_address_is_another_one() {
         }
         assert!(arrived > 0 && reported > 0, "{arrived}, {reported}");
     }
+}
+
+#[test]
+fn another_seed_is_drawn_from_on_request() {
+    let run = |number: u32| {
+        let mut machine = seeded(7);
+        machine.inject(inject::SEED, 0, number);
+        let mut entries = vec![Entry::nop(); 60];
+        entries.push(Entry::new(1).wide(8, 9));
+        machine.submit(RING, &entries);
+        eventually("the fence", || machine.fence_value(RING) == 9);
+        let lies = [lie::SPURIOUS, lie::AHEAD].map(|lie| machine.lies(lie));
+        machine.reset(1 << 31);
+        assert_eq!(machine.client.get64(SEED), 7 + (u64::from(number) << 40));
+        lies
+    };
+    let lies: Vec<_> = (0..5).map(run).collect();
+    assert!(lies.iter().any(|lies_of| *lies_of != lies[0]), "{lies:?}");
+    assert!((0..5).map(run).eq(lies));
+    // There is no chaos without a seed.
+    let mut machine = Machine::new();
+    machine.inject(inject::SEED, 0, 1);
+    assert_eq!(machine.client.get64(SEED), 0);
 }
 
 #[test]
