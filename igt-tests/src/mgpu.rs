@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::debugfs::{Counter, DebugFs};
 use crate::drm::{path_name, reason_name, DmaBuf, Drm, Gem};
 use crate::fixture::{placed, Expect};
-use crate::map::PAGE;
+use crate::map::{Map, PAGE};
 use crate::misc;
 use crate::pci::PciDevice;
 use crate::peer::{Mode, Peer};
@@ -61,6 +61,39 @@ pub enum Error {
     NoReset = 11,
     /// Operations of the ring hang until a reset by the PCI core.
     Lifeless = 12,
+    /// The chaos of the device draws the numbers of another seed, which has this number.
+    Seed = 13,
+}
+
+/// The registers of a device about its chaos: what it does at random, and its interface permits.
+#[derive(Debug)]
+pub struct Chaos(Map);
+
+impl Chaos {
+    /// How many kinds of lies the device counts.
+    pub const LIES: usize = 9;
+    /// That it has kept that nothing is mapped, which only jobs notice that fault.
+    pub const NOT_MAPPED: usize = 0;
+    /// That it has lost a write in a reset.
+    pub const LOST: usize = 4;
+
+    /// Maps the registers.
+    pub fn of(pci: &PciDevice) -> Result<Self, SysError> {
+        Ok(Self(pci.map_bar(0, 0, PAGE as u64)?))
+    }
+
+    /// The seed of the numbers, or 0 if the device does all in order.
+    pub fn seed(&self) -> u64 {
+        self.0.read(0x058 / 8)
+    }
+
+    /// How often it has told each lie.
+    pub fn lies(&self) -> [u64; Self::LIES] {
+        std::array::from_fn(|lie| {
+            let pair = self.0.read(0x080 / 8 + lie / 2);
+            pair >> (lie % 2 * 32) & 0xffff_ffff
+        })
+    }
 }
 
 /// An open file of a modelled GPU.

@@ -13,7 +13,7 @@ use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fence::{SyncObj, Timeline};
 use vvram_tests::fixture::{patterns, peer_writes};
 use vvram_tests::map::PAGE64;
-use vvram_tests::mgpu::{holds, take_all, Error, Impatient, Mgpu, COMPUTE, COPY};
+use vvram_tests::mgpu::{holds, take_all, Chaos, Error, Impatient, Mgpu, COMPUTE, COPY};
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
@@ -739,23 +739,12 @@ fn addresses() -> Outcome {
 /// of page tables, writes late, and raises interrupts late, twice or for nothing. Jobs and copies
 /// have the results that they have without that, in this test and in all others.
 fn chaos() -> Outcome {
-    /// The seed, and the first two of the counts, of 32 bits each.
-    const SEED: usize = 0x058 / 8;
-    const COUNTS: usize = 0x080 / 8;
-    /// The count of writes that a reset has lost.
-    const LOST: usize = 4;
     let gpu = Mgpu::first()?;
-    let registers = gpu.pci.map_bar(0, 0, PAGE64)?;
-    if registers.read(SEED) == 0 {
+    let registers = Chaos::of(&gpu.pci)?;
+    if registers.seed() == 0 {
         skip!("the device does all in order");
     }
-    let counts = || -> [u64; 9] {
-        std::array::from_fn(|lie| {
-            let pair = registers.read(COUNTS + lie / 2);
-            pair >> (lie % 2 * 32) & 0xffff_ffff
-        })
-    };
-    let before = counts();
+    let before = registers.lies();
     let bench = Bench::new(&gpu)?;
     let (x, y) = patterns();
     let vram = bench.vm.create(SIZE, VRAM)?;
@@ -787,9 +776,9 @@ fn chaos() -> Outcome {
                 "round {rounds}: what is unmapped is read"
             );
         }
-        let now = counts();
+        let now = registers.lies();
         let missing: Vec<_> = (0..before.len())
-            .filter(|lie| *lie != LOST && now[*lie] == before[*lie])
+            .filter(|lie| *lie != Chaos::LOST && now[*lie] == before[*lie])
             .collect();
         if missing.is_empty() {
             break;
