@@ -65,13 +65,12 @@ def device(name, bus, **more):
 
 def arguments(topology, sizes, seed):
     """The command line of the program for the devices of a machine. Each has a seed of its own, or
-    none if that is 0: then they do all at once and in order. So do those behind an IOMMU, where a
-    move takes long enough."""
+    none if that is 0: then they do all at once and in order."""
     strict = ",strict" if topology.is_told else ""
     argv = [f"{PROGRAMS}/{PROGRAM}"]
     for number, name in enumerate(topology.models):
         own = f"socket={SOCKETS}/{name}.sock,name={name}{strict}"
-        chaos = f",chaos={seed + number}" if seed and not topology.is_told else ""
+        chaos = f",chaos={seed + number}" if seed else ""
         argv += ("--edu", own) if name == PEER else ("--gpu", f"{own},{sizes}{chaos}")
     return argv
 
@@ -83,7 +82,9 @@ class Models:
         self.topology = boot.machine
         self.folder = kernel.share / "results" / boot.name
         self.sockets = self.folder / FOLDER
-        self.argv = arguments(self.topology, boot.sizes, 0 if boot.exact else seed)
+        # Behind an IOMMU a move takes long enough without chaos.
+        in_order = boot.exact or self.topology.is_told and not boot.chaos
+        self.argv = arguments(self.topology, boot.sizes, 0 if in_order else seed)
         self.box = kernel.box.with_binds({SOCKETS: self.sockets},
                                          readonly={PROGRAMS: kernel.folder / "models"}) \
             if self.topology.models else None

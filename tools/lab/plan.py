@@ -87,6 +87,11 @@ GPU_TRANSLATED = ("mgpu_engine@copies", "mgpu_engine@evicted", "mgpu_recover@aga
 GPU_SOAK = ("mgpu_aperture", "mgpu_evict", "mgpu_peer", "mgpu_unbind@callers")
 # Those of them that are also repeated where each access of a device is checked.
 GPU_MOVES = ("mgpu_evict", "mgpu_unbind@callers")
+# Moves, resets and removals in turn, of devices that do at random all that their interface permits:
+# a few of them, and in `make soak` 20 rounds of all of them, a half of them behind an IOMMU.
+GPU_CHAOS = ("mgpu_chaos",)
+GPU_CHAOS_SHORT = ("mgpu_chaos@short",)
+GPU_CHAOS_LONG = ("mgpu_chaos@long",)
 # On a kernel with PREEMPT_RT: fences, queues and copies, without an engine and with one.
 REALTIME = ("vvram_async", "vvram_copy", "vvram_queue", "vvram_sync", "vvram_syncobj")
 GPU_REALTIME = ("mgpu_engine", "mgpu_exec", "mgpu_queue")
@@ -248,11 +253,20 @@ def soak():
             igt("soak-gpu", topologies.MODELS[0], GPU_SOAK, GPU_LOAD, VVRAM_SOAK=SOAK),
             *[igt(f"soak-{topology.name}", topology, GPU_MOVES, GPU_LOAD, VVRAM_SOAK=SOAK)
               for topology in topologies.MODELS if translated(topology)],
-            gpu_faults(),
+            *chaos(), gpu_faults(),
             igt("soak-sync", SWITCH, ("vvram_sync",), VVRAM_SOAK=SOAK),
             igt("soak-rdma-once", switch, RDMA_ONCE, RDMA_LOAD, VVRAM_SOAK=SOAK),
             *[igt(f"soak-{topology.name}", topology, (*RDMA_KINDS, *RDMA_ONCE), RDMA_LOAD)
               for topology in rdmas]]
+
+
+def chaos():
+    """The boots with rounds of moves, resets and removals, each of which has numbers of its own."""
+    switch, *others = topologies.MODELS
+    return [dataclasses.replace(igt(f"soak-chaos-{topology.name}", topology, GPU_CHAOS_LONG,
+                                    GPU_LOAD, VVRAM_SOAK=SOAK, VVRAM_FIRST=number * SOAK),
+                                chaos=True)
+            for number, topology in enumerate([switch, *filter(translated, others)])]
 
 
 def installed():
@@ -308,7 +322,8 @@ def gpus():
     """The boots with modelled GPUs."""
     switch, *others = topologies.MODELS
     return [igt(f"check-{switch.name}", switch,
-                (*GPU_KINDS, *GPU_ONCE, *TOOL_EVERYWHERE, *GPU_FAULTS_OWN), GPU_LOAD),
+                (*GPU_KINDS, *GPU_ONCE, *GPU_CHAOS_SHORT, *TOOL_EVERYWHERE, *GPU_FAULTS_OWN),
+                GPU_LOAD),
             dataclasses.replace(igt("check-gpu-large", switch, GPU_LARGE, GPU_LOAD), sizes=LARGE),
             *[igt(f"check-{topology.name}", topology,
                   (*((*GPU_KINDS, *GPU_TRANSLATED) if translated(topology) else GPU_PEERS),
@@ -409,7 +424,8 @@ def own_rdma():
 def test(tests, topology):
     """The boot of `make test`."""
     return dataclasses.replace(igt(f"test-{topology.name}", topology, tests), sizes=sizes(),
-                               original=os.environ.get("EDU") == "qemu")
+                               original=os.environ.get("EDU") == "qemu",
+                               chaos=any(test.startswith(GPU_CHAOS) for test in tests))
 
 
 def shell(topology):

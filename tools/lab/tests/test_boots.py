@@ -243,7 +243,7 @@ class Plan(unittest.TestCase):
         table = [*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.TOOL, *plan.PAIR,
                  *plan.PAIR_ONCE, *plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.DISK_KINDS, *plan.DISK_ONCE,
                  *plan.DISK_BOUNCED, *plan.DISK_STUCK, *plan.GPU_KINDS,
-                 *plan.GPU_ONCE, *plan.GPU_LARGE, *plan.GPU_FAULTS, *plan.FUZZ]
+                 *plan.GPU_ONCE, *plan.GPU_LARGE, *plan.GPU_CHAOS, *plan.GPU_FAULTS, *plan.FUZZ]
         table += set(plan.BOUNCED) - set(table)
         self.assertEqual(sorted(table), sorted(programs))
 
@@ -254,7 +254,7 @@ class Plan(unittest.TestCase):
                         *plan.PAIR_ONCE, *plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.GENERIC, *plan.BOUNCED,
                         *plan.DISK_KINDS, *plan.DISK_ONCE, *plan.DISK_BOUNCED,
                         *plan.DISK_STUCK, *plan.GPU_KINDS,
-                        *plan.GPU_ONCE, *plan.GPU_FAULTS_OWN):
+                        *plan.GPU_ONCE, *plan.GPU_CHAOS_SHORT, *plan.GPU_FAULTS_OWN):
             self.assertIn(program, named)
 
     def test_what_a_boot_leaves_out_another_one_runs(self):
@@ -288,6 +288,12 @@ class Plan(unittest.TestCase):
             self.assertIn(test, tests["check-acs-pair"])
         # No redirection decides about the path between GPU and peer here.
         self.assertNotIn("p2p_agrees@nobody", tests["check-host-bridge"])
+
+    def test_no_round_of_chaos_is_repeated(self):
+        rounds = [number for boot in plan.chaos()
+                  for number in range(boot.settings["VVRAM_FIRST"],
+                                      boot.settings["VVRAM_FIRST"] + boot.settings["VVRAM_SOAK"])]
+        self.assertEqual(rounds, list(range(20)))
 
     def test_sanitizers_see_all_programs(self):
         programs = {path.stem for path in (pipeline.REPO / "igt-tests/src/bin").glob("*_*.rs")}
