@@ -167,7 +167,7 @@ impl pci::Driver for BarExport {
     const HANDLES_RESET: bool = true;
 
     // What the memory behind a BAR has, and what restores it, is not known.
-    const REFUSES_SLEEP: bool = true;
+    const SLEEP: pci::Sleep = pci::Sleep::Refused;
 
     fn probe<'bound>(
         pdev: &'bound pci::Device<device::Core<'_>>,

@@ -88,7 +88,7 @@ impl pci::Driver for Core {
     const HANDLES_RESET: bool = true;
 
     // VRAM would lose its content, and nothing saves it. A suspend at runtime would do the same.
-    const REFUSES_SLEEP: bool = true;
+    const SLEEP: pci::Sleep = pci::Sleep::Refused;
 
     fn probe<'bound>(
         pdev: &'bound pci::Device<device::Core<'_>>,

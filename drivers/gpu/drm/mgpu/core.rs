@@ -77,7 +77,7 @@ impl pci::Driver for Core {
     const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<{ pagetable::ADDRESS_BITS }>());
 
     // VRAM would lose its content, and nothing saves it.
-    const REFUSES_SLEEP: bool = true;
+    const SLEEP: pci::Sleep = pci::Sleep::Refused;
 
     const HANDLES_RESET: bool = true;
 
