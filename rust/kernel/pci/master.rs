@@ -30,6 +30,11 @@ impl Enabled {
         // could want it to be a bus master.
         unsafe { bindings::pci_clear_master(self.0.as_raw()) };
     }
+
+    fn set(&self) {
+        // SAFETY: As in `clear()`.
+        unsafe { bindings::pci_set_master(self.0.as_raw()) };
+    }
 }
 
 impl Drop for Enabled {
@@ -38,7 +43,8 @@ impl Drop for Enabled {
     }
 }
 
-/// A device that is a bus master, until [`Self::end`] or until its driver is unbound.
+/// A device that is a bus master, until [`Self::end`] or until its driver is unbound. A device that
+/// sleeps is made one again by [`Self::resume`].
 ///
 /// A driver makes this when the device was reset, and when all memory that the device knows of is
 /// allocated: devres frees its part of that memory after the device has stopped to be a bus master.
@@ -87,9 +93,15 @@ impl BusMaster {
     /// no MSI, because a write to the configuration space is answered. Does nothing after the
     /// driver was unbound.
     ///
-    /// Only another [`BusMaster`] makes the device a bus master again.
+    /// Only [`Self::resume`] and another [`BusMaster`] make the device a bus master again.
     pub fn end(&self) {
         self.0.try_access_with(Enabled::clear);
+    }
+
+    /// Makes the device a bus master again after [`Self::end`]. It must have stopped before, or have
+    /// been reset since. Does nothing after the driver was unbound.
+    pub fn resume(&self) {
+        self.0.try_access_with(Enabled::set);
     }
 
     /// Returns whether the driver was unbound, so that the device is no bus master.
