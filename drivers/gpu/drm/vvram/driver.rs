@@ -349,6 +349,17 @@ impl pci::Driver for VvramDriver {
         this.resume()
     }
 
+    // Nothing is saved any more, unless the system did not sleep.
+    fn resume<'bound>(
+        _pdev: &'bound pci::Device<device::Bound>,
+        this: Pin<&Self::Data<'bound>>,
+    ) -> Result {
+        if let Some(card) = &*this.card.lock() {
+            card.device().ttm.undo_suspend();
+        }
+        Ok(())
+    }
+
     // A reset unplugs the DRM device and makes a new one: the content of VRAM is lost, and no
     // address of VRAM from before the reset stays valid. Memory of processes in VRAM is moved back
     // before, because it does not belong to the device. If a device does not answer any more, that

@@ -10,12 +10,13 @@
 //! Importers cannot wait, because they map with the reservation held. So exported objects are moved
 //! to system memory, and importers are notified. If VRAM loses its content, the content of objects
 //! that cannot be moved is saved, and is put back to the same place: importers that have pinned
-//! them have their addresses.
+//! them have their addresses. If the device was not suspended after all, the driver calls
+//! [`Device::undo_suspend`] instead.
 //!
 //! # Locking
 //!
-//! Both take the reservations of objects, one at a time. A task that has a reservation does not
-//! wait for the device to be resumed.
+//! All of them take the reservations of objects, one at a time. A task that has a reservation does
+//! not wait for the device to be resumed.
 //!
 //! C headers: [`include/drm/ttm/ttm_tt.h`](srctree/include/drm/ttm/ttm_tt.h)
 
@@ -159,15 +160,23 @@ impl<T: TtmObject> Device<T> {
             self.in_transition(|| self.for_each_object(|object| object.leave_vram(content, ctx)));
 
         if ret.is_err() {
-            // The content is still in VRAM, so the backups are not needed.
-            let _ = self.for_each_object(|object| {
-                if !object.obj.loss.is_away() {
-                    object.take_backup();
-                }
-                Ok(())
-            });
+            self.undo_suspend();
         }
         ret
+    }
+
+    /// Drops the content that was saved by [`Self::suspend`], which VRAM still has.
+    ///
+    /// For the callback of a driver whose device was not suspended after all. Others may have
+    /// written to VRAM meanwhile. Content that VRAM does not have, as an earlier [`Self::resume`]
+    /// could not put it back, stays saved. Objects that were moved stay where they are.
+    pub fn undo_suspend(&self) {
+        let _ = self.for_each_object(|object| {
+            if !object.obj.loss.is_away() {
+                object.take_backup();
+            }
+            Ok(())
+        });
     }
 
     /// Puts back the content that was saved by [`Self::suspend`].
@@ -428,8 +437,22 @@ impl<T: TtmObject> Held<'_, Object<T>> {
                 self.validate(&[Place::TT], ctx).map_err(full)?;
             }
         }
-        // Another task may have moved the object just before.
-        self.resv().resv().wait(Usage::Kernel, false)
+        // Another task may have moved the object just before. A move may depend on work that a
+        // frozen process has to end.
+        self.await_work(Usage::Kernel, false)
+    }
+
+    /// Waits for the work on the object, as long as TTM does for a move.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if it takes too long, `ERESTARTSYS` if a signal arrived.
+    fn await_work(&mut self, usage: Usage, is_interruptible: bool) -> Result {
+        self.resv()
+            .resv()
+            .wait_timeout(usage, is_interruptible, msecs_to_jiffies(SAVE_TIME))
+            .map(|_| ())
+            .map_err(|e| if e == ETIME { EBUSY } else { e })
     }
 
     /// Copies the content from VRAM to the backup, which is made if there is none yet.
@@ -440,14 +463,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     fn save(&mut self, ctx: &mut OpCtx) -> Result {
         // Writes of others have to be saved as well. They may be of a device that does not work any
         // more, or of a process that is frozen.
-        self.resv()
-            .resv()
-            .wait_timeout(
-                Usage::Bookkeep,
-                ctx.is_interruptible(),
-                msecs_to_jiffies(SAVE_TIME),
-            )
-            .map_err(|e| if e == ETIME { EBUSY } else { e })?;
+        self.await_work(Usage::Bookkeep, ctx.is_interruptible())?;
 
         // If the restore fails, the content of VRAM is not that of the object.
         if self.obj.loss.is_away() && self.restore().is_err() {
