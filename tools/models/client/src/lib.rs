@@ -42,6 +42,8 @@ pub const COMMAND_MEMORY: u16 = 2;
 /// Device control of the capability PCI Express, with the bit that resets.
 const DEVICE_CONTROL: u64 = 0x48;
 const FUNCTION_RESET: u16 = 1 << 15;
+/// The state in the capability of power management: D0 is 0, D3hot is 3.
+const POWER_STATE: u64 = 0x94;
 
 const READ_WRITE: u32 = 3;
 const EVENTFD_TRIGGER: u32 = 4 | 32;
@@ -276,6 +278,14 @@ impl Client {
         self.map(base, 0, memory);
         self.enable_interrupt();
         self.set_command(COMMAND_ON);
+    }
+
+    /// Puts the device to D3hot, and back to D0.
+    pub fn lose_power(&mut self) {
+        for state in [3_u16, 0] {
+            self.write_region(CONFIG, POWER_STATE, &state.to_le_bytes())
+                .expect("a register");
+        }
     }
 
     /// Begins a function level reset.

@@ -35,6 +35,7 @@ const IDENTITY: Identity = Identity {
     device: 0x11e8,
     // It fits in no class, as QEMU's.
     class: 0x00_ff_00,
+    power: false,
 };
 const BAR: usize = 0;
 

@@ -131,6 +131,9 @@ pub fn run(gpu: &Gpu) {
                 }
                 let all = gpu.vram.aperture().bytes() / PAGE - 1;
                 report_all(gpu, gpu.vram.remap(0, all, &BTreeMap::new()));
+                if origin == Origin::Power {
+                    gpu.vram.lose();
+                }
             }
             Work::Invalidate(invalidate, epoch) => {
                 let bus = Bus {

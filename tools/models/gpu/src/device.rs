@@ -4,6 +4,7 @@
 
 use std::io;
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -37,6 +38,7 @@ const IDENTITY: Identity = Identity {
     device: 0x11f0,
     // A display controller that is none of the kinds with a number.
     class: 0x03_80_00,
+    power: true,
 };
 const REGISTERS: usize = 0;
 const APERTURE: usize = 2;
@@ -96,6 +98,8 @@ pub struct Gpu {
     plugged: AtomicBool,
     /// It was removed by surprise, and later writes to it are ignored.
     removed: AtomicBool,
+    /// How often it has lost its state in D3hot.
+    power_losses: AtomicU32,
 }
 
 impl Gpu {
@@ -127,6 +131,7 @@ impl Gpu {
             on_removal: Box::new(on_removal),
             plugged: AtomicBool::new(false),
             removed: AtomicBool::new(false),
+            power_losses: AtomicU32::new(0),
         });
         for number in 0..registers::RING_COUNT {
             let gpu = gpu.clone();
@@ -203,6 +208,7 @@ impl Gpu {
             registers::INVALIDATE_CONTEXT => self.registers().invalidate_context,
             registers::RESET => self.resetting(),
             registers::REPORTS => self.reports.count(),
+            registers::POWER_LOSSES => self.power_losses.load(Ordering::SeqCst),
             registers::LIES..registers::RING => {
                 let lie = ((offset - registers::LIES) / 4) as usize;
                 self.chaos.as_ref().map_or(0, |chaos| chaos.count(lie))
@@ -411,6 +417,11 @@ impl Device for Gpu {
 
     fn reset(&self) {
         self.reset_by(Origin::Bus);
+    }
+
+    fn power_off(&self) {
+        self.power_losses.fetch_add(1, Ordering::SeqCst);
+        self.reset_by(Origin::Power);
     }
 
     fn connected(&self) {

@@ -19,6 +19,7 @@ pub const INJECT: u64 = 0x04c;
 pub const REPORTS: u64 = 0x050;
 pub const CHECK: u64 = 0x054;
 pub const SEED: u64 = 0x058;
+pub const POWER_LOSSES: u64 = 0x060;
 /// The first of the numbers of lies, in the order of [`lie`].
 pub const LIES: u64 = 0x080;
 pub const RING: u64 = 0x100;

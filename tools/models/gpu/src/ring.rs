@@ -54,6 +54,8 @@ pub enum Origin {
     Register,
     /// A function level reset, the client, or the end of the connection.
     Bus,
+    /// The device was put to D3hot.
+    Power,
 }
 
 /// Injected errors.

@@ -22,7 +22,8 @@ use crate::report::Broken;
 
 /// The content of the aperture where nothing is mapped.
 pub const POISON: u8 = 0xa5;
-/// An aperture that is larger begins as zeroes: so much poison would fill the memory of the host.
+/// An aperture that is larger begins as zeroes, and VRAM that is larger and loses its content becomes
+/// zeroes: so much poison would fill the memory of the host.
 pub const POISONED: u64 = 1 << 30;
 
 /// Which pages are mapped, by their numbers in the aperture and in VRAM.
@@ -140,6 +141,15 @@ impl Vram {
             }
             at = stop;
         }
+    }
+
+    /// Loses the content, while no page is mapped.
+    pub fn lose(&self) {
+        let bytes = self.bytes();
+        if bytes > POISONED && self.memory.discard(0, bytes).is_ok() {
+            return;
+        }
+        self.memory.fill(0, bytes, POISON);
     }
 
     /// Calls a function with the memory that has an aligned word, and the offset in that.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Configuration space: the identity of the device, its BARs, and the capabilities PCI Express and
-//! MSI.
+//! Configuration space: the identity of the device, its BARs, and the capabilities PCI Express, MSI
+//! and power management.
 
 /// Bytes of the space of a PCI Express device.
 pub const BYTES: usize = 4096;
@@ -15,6 +15,7 @@ const SUBSYSTEM: usize = 0x2c;
 const CAPABILITIES: usize = 0x34;
 const PCIE: usize = 0x40;
 const MSI: usize = 0x80;
+const POWER: usize = 0x90;
 
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_MASTER: u16 = 1 << 2;
@@ -22,6 +23,7 @@ const COMMAND_NO_INTX: u16 = 1 << 10;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const BAR_64: u32 = 1 << 2;
 const BAR_PREFETCHABLE: u32 = 1 << 3;
+const CAPABILITY_POWER: u8 = 0x01;
 const CAPABILITY_MSI: u8 = 0x05;
 const CAPABILITY_PCIE: u8 = 0x10;
 /// An endpoint, version 2 of the capability.
@@ -38,6 +40,13 @@ const CONTROL_RESET: u16 = 1 << 15;
 const LINK: u16 = 1 << 4 | 1;
 const MSI_ENABLE: u16 = 1;
 const MSI_64: u16 = 1 << 7;
+/// Version 3 of the capability, with the states D0 and D3hot. The transition from D3hot to D0 is a
+/// reset.
+const POWER_VERSION: u16 = 3;
+const POWER_STATE: usize = POWER + 0x04;
+const POWER_STATES: u8 = 3;
+const D0: u8 = 0;
+const D3: u8 = 3;
 
 /// The identity of a device.
 #[derive(Clone, Copy)]
@@ -46,6 +55,8 @@ pub struct Identity {
     pub device: u16,
     /// Base class, subclass and programming interface.
     pub class: u32,
+    /// It has power management.
+    pub power: bool,
 }
 
 /// The kind of a BAR of memory.
@@ -62,6 +73,8 @@ pub enum Effect {
     None,
     /// A function level reset.
     Reset,
+    /// It was put from D0 to D3hot.
+    PowerOff,
 }
 
 /// The space, and a mask of the bits that can be written.
@@ -109,6 +122,13 @@ impl Config {
         config.allow16(MSI + 8, u16::MAX);
         config.allow16(MSI + 10, u16::MAX);
         config.allow16(MSI + 12, u16::MAX);
+
+        if identity.power {
+            config.put8(MSI + 1, POWER as u8);
+            config.put8(POWER, CAPABILITY_POWER);
+            config.put16(POWER + 2, POWER_VERSION);
+            config.allow16(POWER_STATE, POWER_STATES.into());
+        }
         config
     }
 
@@ -135,12 +155,18 @@ impl Config {
             Kind::Bits32 => low,
             Kind::Prefetchable64 => low | u64::from(self.get32(at + 4)) << 32,
         };
-        (self.get16(COMMAND) & COMMAND_MEMORY != 0 && base != 0).then_some(base)
+        let answers = self.has_power() && self.get16(COMMAND) & COMMAND_MEMORY != 0;
+        (answers && base != 0).then_some(base)
     }
 
     /// Whether the device may access the bus.
     pub fn master(&self) -> bool {
-        self.get16(COMMAND) & COMMAND_MASTER != 0
+        self.has_power() && self.get16(COMMAND) & COMMAND_MASTER != 0
+    }
+
+    /// Whether the device is in D0.
+    fn has_power(&self) -> bool {
+        self.bytes[POWER_STATE] & POWER_STATES == D0
     }
 
     /// Reads from an offset; bytes beyond the end are zero.
@@ -161,7 +187,17 @@ impl Config {
                 break;
             };
             let mask = self.writable[at];
-            self.bytes[at] = self.bytes[at] & !mask | from & mask;
+            let old = self.bytes[at];
+            self.bytes[at] = old & !mask | from & mask;
+            if at == POWER_STATE && mask != 0 {
+                match from & POWER_STATES {
+                    D0 => (),
+                    D3 if old & POWER_STATES == D0 => effect = Effect::PowerOff,
+                    D3 => (),
+                    // Other states do not exist.
+                    _ => self.bytes[at] = old,
+                }
+            }
             // The bit reads as zero.
             if at == PCIE_DEVICE_CONTROL + 1 && from & (CONTROL_RESET >> 8) as u8 != 0 {
                 effect = Effect::Reset;
@@ -203,6 +239,7 @@ mod tests {
         vendor: 0x1234,
         device: 0x5678,
         class: 0x03_80_00,
+        power: true,
     };
 
     fn config() -> Config {
@@ -263,7 +300,37 @@ mod tests {
             found.push(config.bytes[at]);
             at = config.bytes[at + 1] as usize;
         }
-        assert_eq!(found, [CAPABILITY_PCIE, CAPABILITY_MSI]);
+        assert_eq!(found, [CAPABILITY_PCIE, CAPABILITY_MSI, CAPABILITY_POWER]);
+    }
+
+    #[test]
+    fn a_device_without_power_is_not_on_the_bus() {
+        let mut config = config();
+        let state = POWER_STATE as u64;
+        config.write(BAR as u64, &0xfe00_0000_u32.to_le_bytes());
+        let on = COMMAND_MEMORY | COMMAND_MASTER;
+        config.write(COMMAND as u64, &on.to_le_bytes());
+        assert_eq!(config.write(state, &[1, 0]), Effect::None);
+        assert!(config.master());
+        assert_eq!(config.write(state, &[3, 0]), Effect::PowerOff);
+        assert_eq!(config.bar(0), None);
+        assert!(!config.master());
+        assert_eq!(config.write(state, &[3, 0]), Effect::None);
+        assert_eq!(read32(&config, POWER_STATE), 3);
+        assert_eq!(config.write(state, &[0, 0]), Effect::None);
+        assert_eq!(config.bar(0), Some(0xfe00_0000));
+        assert!(config.master());
+    }
+
+    #[test]
+    fn power_management_is_a_choice() {
+        let mut config = Config::new(Identity {
+            power: false,
+            ..IDENTITY
+        });
+        assert_eq!(config.bytes[MSI + 1], 0);
+        assert_eq!(config.write(POWER_STATE as u64, &[3]), Effect::None);
+        assert_eq!(read32(&config, POWER_STATE), 0);
     }
 
     #[test]

@@ -57,6 +57,11 @@ pub trait Device: Send + Sync {
     /// Resets the device: after that it does no DMA before the driver starts it again.
     fn reset(&self);
 
+    /// Puts the device from D0 to D3hot: it loses its state, and does no DMA.
+    fn power_off(&self) {
+        self.reset();
+    }
+
     /// A client is there; the device is as after power-on.
     fn connected(&self);
 
@@ -193,11 +198,14 @@ fn answer<'a>(
             let data = fields.take(count as usize)?;
             access(port, offset, region, count).map(|()| {
                 match region {
-                    CONFIG => {
-                        if port.write_config(offset, data) == Effect::Reset {
-                            reset(device);
+                    CONFIG => match port.write_config(offset, data) {
+                        Effect::None => (),
+                        Effect::Reset => reset(device),
+                        Effect::PowerOff => {
+                            device.power_off();
+                            port.cut_off();
                         }
-                    }
+                    },
                     bar => *after = device.write(bar as usize, offset, data),
                 }
                 (Body::default().u64(offset).u32(region).u32(count), None)

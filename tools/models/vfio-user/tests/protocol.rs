@@ -56,6 +56,7 @@ impl Plain {
             vendor: 0x1234,
             device: 0x5678,
             class: 0xff_00_00,
+            power: false,
         };
         let memory = Arc::new(Memory::shared(c"bar", MEMORY).unwrap());
         let bars = vec![

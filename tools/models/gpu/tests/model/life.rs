@@ -54,6 +54,31 @@ fn a_function_level_reset_resets_the_device() {
 }
 
 #[test]
+fn a_device_in_d3_loses_its_state_and_vram() {
+    let mut machine = Machine::new();
+    machine.set_vram(7 * PAGE, &[1; 64]);
+    machine.show(0, Some(7));
+    machine.inject(inject::HANG, 0, 0);
+    machine.submit(0, &[Entry::nop()]);
+    assert_eq!(machine.client.get(registers::POWER_LOSSES), 0);
+    machine.client.lose_power();
+    is_fresh(&mut machine);
+    assert_eq!(machine.client.get(registers::POWER_LOSSES), 1);
+    assert_eq!(machine.vram(7 * PAGE, 64), [0xa5; 64]);
+    assert!(machine.is_quiet());
+}
+
+#[test]
+fn vram_survives_a_function_level_reset() {
+    let mut machine = Machine::new();
+    machine.set_vram(7 * PAGE, &[1; 64]);
+    machine.show(0, Some(7));
+    machine.client.reset_function();
+    is_fresh(&mut machine);
+    assert_eq!(machine.vram(7 * PAGE, 64), [1; 64]);
+}
+
+#[test]
 fn the_client_resets_the_device() {
     let mut machine = Machine::new();
     machine.show(0, Some(0));
