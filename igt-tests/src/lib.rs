@@ -9,6 +9,7 @@
 #[macro_use]
 mod check;
 
+pub mod asleep;
 #[cfg(target_arch = "x86_64")]
 pub mod badinput;
 pub mod bar_export;

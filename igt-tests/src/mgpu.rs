@@ -170,6 +170,12 @@ impl Mgpu {
         &self.device
     }
 
+    /// How often the device has lost its state in D3hot.
+    pub fn power_losses(&self) -> Result<u64, SysError> {
+        let registers = self.pci.map_bar(0, 0, PAGE as u64)?;
+        Ok(registers.read(0x060 / 8) & 0xffff_ffff)
+    }
+
     /// Requests an error of the copy engine.
     #[track_caller]
     pub fn inject(&self, error: Error, argument: u32) -> Outcome {

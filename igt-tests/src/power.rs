@@ -348,14 +348,30 @@ impl Drop for Stopped {
 /// Fails the subtest if the system was not suspended.
 #[track_caller]
 pub fn system_sleep() -> Outcome {
+    // All devices are suspended, in all steps.
+    sleep_up_to("platform")
+}
+
+/// Suspends the devices in the first step of a sleep of the system, and resumes them.
+///
+/// # Errors
+///
+/// Fails the subtest if a device was not suspended.
+#[track_caller]
+pub fn begun_sleep() -> Outcome {
+    sleep_up_to("devices")
+}
+
+/// Suspends the system up to a level of `pm_test`, and resumes it.
+#[track_caller]
+fn sleep_up_to(level: &str) -> Outcome {
     let write = |path: &str, text: &str| {
         fs::write(path, text)
             .map_err(|error| SysError::io(format!("writing {text} to {path}"), &error))
     };
     // Syncing the file systems of the guest is not needed.
     write("/sys/power/sync_on_suspend", "0")?;
-    // All devices are suspended, in all steps.
-    write("/sys/power/pm_test", "platform")?;
+    write("/sys/power/pm_test", level)?;
     write("/sys/module/suspend/parameters/pm_test_delay", "0")?;
     let _runner = Stopped::runner()?;
     write("/sys/power/state", "freeze")?;

@@ -69,8 +69,8 @@ PAIR_ONCE = ("vvram_badinput",)
 GPU_BOTH = ("mgpu_aperture", "mgpu_model", "mgpu_peer")
 GPU_PEERS = (*GPU_BOTH, "mgpu_evict@import-*", "mgpu_unbind@exporter", "mgpu_unbind@importer")
 GPU_KINDS = (*GPU_BOTH, "mgpu_evict", "mgpu_exec", "mgpu_gone", "mgpu_unbind", "mgpu_vm")
-GPU_ONCE = ("mgpu_badinput", "mgpu_engine", "mgpu_holders", "mgpu_pairs", "mgpu_queue", "mgpu_recover",
-            "mgpu_reset")
+GPU_ONCE = ("mgpu_badinput", "mgpu_engine", "mgpu_holders", "mgpu_pairs", "mgpu_queue",
+            "mgpu_recover", "mgpu_reset", "mgpu_sleep")
 # Those of their tests that wait for a timeout, or hang until the device is unbound or removed,
 # which does not depend on the kind of address: once.
 GPU_HUNG = ("mgpu_exec@hang", "mgpu_gone@removed-in-invalidation", "mgpu_gone@removed-in-reset")
@@ -82,7 +82,8 @@ GPU_HUNG_DMA = ("mgpu_exec@both-hang", "mgpu_unbind@hung")
 GPU_TRANSLATED = ("mgpu_engine@copies", "mgpu_engine@evicted", "mgpu_recover@again",
                   "mgpu_recover@behind", "mgpu_recover@copies-behind", "mgpu_recover@jobs-behind",
                   "mgpu_reset@function", "mgpu_reset@moves", "mgpu_reset@peers", "mgpu_reset@vms",
-                  "mgpu_reset@wedged", "mgpu_reset@whole", "mgpu_reset@whole-peers")
+                  "mgpu_reset@wedged", "mgpu_reset@whole", "mgpu_reset@whole-peers",
+                  "mgpu_sleep@objects")
 # Those of these programs that move objects more often in `make soak`.
 GPU_SOAK = ("mgpu_aperture", "mgpu_evict", "mgpu_peer", "mgpu_unbind@callers")
 # Those of them that are also repeated where each access of a device is checked.
@@ -425,7 +426,8 @@ def test(tests, topology):
     """The boot of `make test`."""
     return dataclasses.replace(igt(f"test-{topology.name}", topology, tests), sizes=sizes(),
                                original=os.environ.get("EDU") == "qemu",
-                               chaos=any(test.startswith(GPU_CHAOS) for test in tests))
+                               chaos=any(fnmatch.fnmatch(program, test.split("@")[0])
+                                         for test in tests for program in GPU_CHAOS))
 
 
 def shell(topology):

@@ -17,7 +17,6 @@ use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::power::no_system_sleep;
 use vvram_tests::proc::{Child, KernelLog};
 use vvram_tests::qmp::Monitor;
 use vvram_tests::rebind::Unbinding;
@@ -1137,18 +1136,6 @@ fn anew(pci: &PciDevice) -> Outcome {
     gpu.clean()
 }
 
-/// The system refuses to suspend, because VRAM would lose its content.
-fn sleep() -> Outcome {
-    let gpu = Mgpu::first()?;
-    let (x, _) = patterns();
-    let object = gpu.drm.create(SIZE)?;
-    object.map()?.fill(x);
-    no_system_sleep()?;
-    holds(&object, x, "after that")?;
-    copies(&gpu)?;
-    gpu.clean()
-}
-
 /// Bus mastering is off on a device without a driver.
 fn unbound() -> Outcome {
     let pci = Mgpu::first()?.pci;
@@ -1177,6 +1164,5 @@ igt_main! {
     "wedged", "a device that cannot be reset", wedged;
     "harmless", "an error that is not fatal", harmless;
     "fatal", "a fatal error of its link", fatal;
-    "sleep", "the system cannot sleep", sleep;
     "unbound", "a device without a driver is no bus master", unbound;
 }

@@ -5,6 +5,7 @@
 //! vvram fills VRAM with a byte when it is suspended. If an object has that byte afterwards,
 //! its content was lost.
 
+use vvram_tests::asleep::Importers;
 use vvram_tests::bar_export::Exporter;
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fixture::{
@@ -114,78 +115,28 @@ fn runtime_lost_mapped() -> Outcome {
 
 /// Suspends the system with an importer of each class, and checks what the importers have
 /// afterwards.
-fn system(content_lost: bool) -> Outcome {
+fn system() -> Outcome {
     let fixture = Fixture::open()?;
     let has_route = fixture.expect.need_route().is_ok();
     let (seed, other) = patterns();
-    let mut held = Vec::new();
-    let modes = [
-        (Mode::Static, EITHER),
-        (Mode::NoP2p, EITHER),
-        (Mode::Dynamic, EITHER),
-        (Mode::Pinned, EITHER),
-        (Mode::Revocable, EITHER),
-        (Mode::Dynamic, ONLY),
-        (Mode::Pinned, ONLY),
-    ];
-    for (index, (mode, flags)) in modes.into_iter().enumerate() {
-        if flags == ONLY && !has_route {
-            continue;
-        }
-        let filled = Filled::new(&fixture.drm, flags, seed.derive(index as u64))?;
-        let (buffer, peer) = (filled.object.export()?, fixture.peer.reopen()?);
-        peer.attach_and_map(&buffer, mode)?;
-        let placement = filled.object.info()?.placement;
-        held.push((mode, flags, filled, buffer, peer, placement));
-    }
+    let importers = Importers::new(&fixture.drm, &fixture.peer, has_route, seed)?;
     let alone = Filled::new(&fixture.drm, ONLY, other)?;
-    let before: Vec<_> = held
-        .iter()
-        .map(|(_, _, _, _, peer, _)| Ok((peer.table()?, peer.status()?.invalidations)))
-        .collect::<Result<_, Stop>>()?;
 
     for _ in 0..2 {
         power::system_sleep()?;
     }
 
     alone.verify(uapi::PLACEMENT_VRAM)?;
-    for ((mode, flags, filled, _buffer, peer, placement), before) in held.iter().zip(before) {
-        let (table, invalidated) = (before.0, peer.status()?.invalidations - before.1);
-        let in_vram = *placement == uapi::PLACEMENT_VRAM;
-        let leaves = in_vram && *flags == EITHER && !mode.needs_pin();
-        println!("{mode:?} {flags:#x}: placement {placement}, {invalidated} invalidations");
-        check_eq!(
-            invalidated > 0,
-            leaves,
-            "whether the mapping of {mode:?} was invalidated"
-        );
-        if leaves {
-            peer.map()?;
-            fixture.check_table(peer, &filled.map)?;
-        } else {
-            check_eq!(peer.table()?, table, "the table of {mode:?}");
-        }
-        peer_reads(peer, filled.pattern, &[0, PAGES - 1])?;
-        peer_writes(peer, other, &[2])?;
-        peer_reads(peer, other, &[2])?;
-        check_eq!(
-            filled.object.info()?.placement,
-            *placement,
-            "placement of the object of {mode:?}, content lost: {content_lost}"
-        );
-    }
-    drop(held);
-    drop(alone);
-    Ok(())
+    importers.check(other, |peer, map| fixture.check_table(peer, map).map(drop))
 }
 
 fn system_kept() -> Outcome {
-    system(false)?;
+    system()?;
     works()
 }
 
 fn system_lost() -> Outcome {
-    lossy(|| system(true))
+    lossy(system)
 }
 
 /// A driver whose objects are in VRAM only, and that does not save them.

@@ -366,7 +366,7 @@ impl Aperture {
         if self.invalidator.is_broken() {
             return Err(EIO);
         }
-        if telling.is_paused() || self.is_closed.load(Relaxed) {
+        if telling.check().is_err() || self.is_closed.load(Relaxed) {
             return Err(EBUSY);
         }
         // A page of VRAM belongs to one object, which has one window.
@@ -423,7 +423,7 @@ impl Aperture {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if another task resets the device.
+    /// Those of [`Telling::check`].
     fn try_show(&self, vram: &[u64], f: &mut dyn FnMut(&[u64])) -> Result {
         let mut state = self.state.lock();
         let mut telling = self.invalidator.lock();
@@ -431,9 +431,7 @@ impl Aperture {
         let mut places = [0; SCRATCH_PAGES];
         let places = places.get_mut(..vram.len()).ok_or(EINVAL)?;
 
-        if telling.is_paused() {
-            return Err(EBUSY);
-        }
+        telling.check()?;
         for (index, place) in places.iter_mut().enumerate() {
             *place = self.scratch.offset + (index * PAGE_SIZE) as u64;
         }

@@ -133,6 +133,7 @@ impl RegistrationInit<Driver> for Init {
                     Window::new(pdev, BAR, MODULE)?,
                     self.0.aperture.clone(),
                 )?,
+                recovery: self.0.recovery.clone(),
             },
             _spaces: Spaces(self.0.contexts.clone()),
             gpu: self.0.clone(),

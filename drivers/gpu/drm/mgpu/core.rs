@@ -76,8 +76,7 @@ impl pci::Driver for Core {
     // An entry of a page table holds so many bits of an address.
     const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<{ pagetable::ADDRESS_BITS }>());
 
-    // VRAM would lose its content, and nothing saves it.
-    const SLEEP: pci::Sleep = pci::Sleep::Refused;
+    const SLEEP: pci::Sleep = pci::Sleep::Handled;
 
     const HANDLES_RESET: bool = true;
 
@@ -111,6 +110,40 @@ impl pci::Driver for Core {
             _drm: auxiliary::Registration::new(bound.as_ref(), NAME, id, MODULE, api)?,
             quiet,
         })
+    }
+
+    // Jobs of other devices, for which moves wait, still run.
+    fn suspend<'bound>(
+        _pdev: &'bound pci::Device<device::Bound>,
+        this: Pin<&Probed<'bound>>,
+    ) -> Result {
+        this.quiet.0.save_vram()
+    }
+
+    // Drivers stop the DMA of their devices in `suspend`, so that no peer writes to pinned objects any
+    // more.
+    fn suspend_late<'bound>(
+        _pdev: &'bound pci::Device<device::Bound>,
+        this: Pin<&Probed<'bound>>,
+    ) -> Result {
+        this.quiet.0.save_vram()?;
+        this.quiet.0.sleep()
+    }
+
+    fn resume_early<'bound>(
+        _pdev: &'bound pci::Device<device::Bound>,
+        this: Pin<&Probed<'bound>>,
+    ) -> Result {
+        this.quiet.0.wake()
+    }
+
+    // If the system did not sleep, VRAM has its content.
+    fn resume<'bound>(
+        _pdev: &'bound pci::Device<device::Bound>,
+        this: Pin<&Probed<'bound>>,
+    ) -> Result {
+        this.quiet.0.recovery.reporter.keep_vram();
+        Ok(())
     }
 
     fn reset_prepare<'bound>(

@@ -39,6 +39,7 @@ use kernel::{
 use crate::{
     gpu::Gpu,
     list::Lists,
+    recover::Recovery,
     ring::{
         self,
         Entries, //
@@ -167,6 +168,7 @@ pub(crate) struct CopyEngine<'a> {
     pub(crate) ring: Ring<'a, CopyRing>,
     /// The CPU's view of VRAM, for moves that fail. Dropped after the ring.
     pub(crate) view: CpuView<'a>,
+    pub(crate) recovery: Arc<Recovery>,
 }
 
 impl Engine for CopyEngine<'_> {
@@ -176,7 +178,7 @@ impl Engine for CopyEngine<'_> {
     type Ready = (Entry<CopyRing>, Arc<Lists>);
 
     fn prepare(&self, work: &Work, plan: Plan<'_, CopyRing>) -> Result<Self::Ready> {
-        let lists = Arc::new(Lists::of(work)?, GFP_KERNEL)?;
+        let lists = Arc::new(Lists::of(work, &self.recovery)?, GFP_KERNEL)?;
 
         Ok((plan.entry(self.ring.kernel())?, lists))
     }

@@ -13,6 +13,7 @@ use kernel::{
     },
     dma_buf::fence::SignallingSection,
     drm::vram::Allocator,
+    io::poll::read_poll_timeout,
     pci::{
         self,
         BusMaster,
@@ -23,7 +24,10 @@ use kernel::{
     },
     prelude::*,
     sync::Arc,
-    time::Msecs, //
+    time::{
+        Delta,
+        Msecs, //
+    }, //
 };
 
 use crate::{
@@ -40,7 +44,10 @@ use crate::{
     recover::Recovery,
     regs::Regs,
     report::Reporter,
-    ring::Ring,
+    ring::{
+        self,
+        Ring, //
+    },
     MODULE, //
 };
 
@@ -54,6 +61,11 @@ pub(crate) const COMPUTE: usize = 1;
 fn poll_time() -> Msecs {
     module_parameters::poll_ms.value()
 }
+
+/// How much longer the jobs that have begun may take before the system sleeps than a job that
+/// hangs, in milliseconds, and the most that is for such a job.
+const MORE: Msecs = 1000;
+const MOST: Msecs = 15_000;
 
 /// The handler of interrupts.
 struct Events {
@@ -199,6 +211,66 @@ impl Gpu {
         self.recovery.reporter.end_reset();
         self.aperture.set_closed(false);
         self.interrupt.poll_in(0);
+    }
+
+    /// Moves or saves the content of VRAM before the system sleeps. Changes since an earlier call
+    /// are saved as well. Objects of a device that does not work any more are lost anyway.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Reporter::save_vram`].
+    pub(crate) fn save_vram(&self) -> Result {
+        match self.recovery.closed() {
+            Some(_) => Ok(()),
+            None => self.recovery.reporter.save_vram(),
+        }
+    }
+
+    /// Stops the device before the system sleeps, until [`Self::wake`]. Jobs that have begun end
+    /// before, and the others wait.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if the jobs take too long. They go on.
+    pub(crate) fn sleep(&self) -> Result {
+        let limit = ring::timeout_ms().min(MOST) + MORE;
+
+        self.recovery.set_held(true);
+        let is_idle = read_poll_timeout(
+            || Ok(self.copy.is_idle() && self.compute.is_idle()),
+            |is_idle| *is_idle,
+            Delta::from_millis(1),
+            Delta::from_millis(limit.into()),
+        );
+        if is_idle.is_err() {
+            self.recovery.set_held(false);
+            self.interrupt.poll_in(0);
+            return Err(EBUSY);
+        }
+        self.recovery.sleep();
+        Ok(())
+    }
+
+    /// Sets the device up after the system slept, begins the jobs that have waited, and puts back
+    /// what was saved of VRAM, which none of these jobs uses. Does nothing for a device that was
+    /// given up before.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the device is wedged, `ENODEV` if it is gone, and those of
+    /// [`Reporter::restore_vram`].
+    pub(crate) fn wake(&self) -> Result {
+        let ret = self.recovery.wake();
+
+        // The device has forgotten what it knew of address spaces, and of VRAM.
+        self.contexts.end_quarantine();
+        self.vram.end_quarantine();
+        self.interrupt.poll_in(0);
+        ret?;
+        match self.recovery.closed() {
+            Some(_) => Ok(()),
+            None => self.recovery.reporter.restore_vram(),
+        }
     }
 
     /// Gives the device up because its link has failed. Processes and importers do not see VRAM any

@@ -215,9 +215,18 @@ pub(crate) struct Telling<'a> {
 }
 
 impl Telling<'_> {
-    /// Returns whether the PCI core resets the device.
-    pub(crate) fn is_paused(&self) -> bool {
-        self.of.is_paused.load(Relaxed)
+    /// Checks that the device is not stopped.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if it is, such as for a reset by the PCI core, and `ENODEV` if it stays so, because
+    /// it was given up.
+    pub(crate) fn check(&self) -> Result {
+        match self.of.is_paused.load(Relaxed) {
+            true if self.of.is_over.load(Acquire) => Err(ENODEV),
+            true => Err(EBUSY),
+            false => Ok(()),
+        }
     }
 
     /// Invalidates the translations of a context, from the virtual address `start` on for `len`
@@ -234,7 +243,7 @@ impl Telling<'_> {
         if of.is_over.load(Acquire) {
             return Err(ENODEV);
         }
-        if self.is_paused() {
+        if of.is_paused.load(Relaxed) {
             return Ok(());
         }
         if of.is_broken() {

@@ -10,12 +10,16 @@ use kernel::{
         Memory,
         Work, //
     },
-    prelude::*, //
+    prelude::*,
+    sync::Arc, //
 };
 
-use crate::ring::{
-    Entries,
-    Part, //
+use crate::{
+    recover::Recovery,
+    ring::{
+        Entries,
+        Part, //
+    }, //
 };
 
 /// How many pieces of a side one part of a job has at most.
@@ -71,6 +75,13 @@ impl List {
         }
         Ok(Self(list.pieces))
     }
+
+    /// Returns whether the side is in VRAM.
+    fn is_in_vram(&self) -> bool {
+        self.0
+            .first()
+            .is_some_and(|piece| piece.address & VRAM != 0)
+    }
 }
 
 /// A list of which the first `skip` bytes are left out.
@@ -111,15 +122,21 @@ pub(crate) struct Lists {
     to: List,
     /// How many bytes.
     size: u64,
+    recovery: Arc<Recovery>,
+    /// For a copy of clients [`Recovery::sleeps`] when it was prepared. Moves are done before the
+    /// device is stopped.
+    sleeps: Option<u64>,
 }
 
 impl Lists {
-    /// Computes the lists of a job.
+    /// Computes the lists of a job of the device that `recovery` belongs to.
     ///
     /// # Errors
     ///
     /// The errors of [`List::new`].
-    pub(crate) fn of(work: &Work) -> Result<Self> {
+    pub(crate) fn of(work: &Work, recovery: &Arc<Recovery>) -> Result<Self> {
+        let recovery = recovery.clone();
+
         match work {
             Work::Move(transfer) => {
                 let size = transfer.size() as u64;
@@ -131,6 +148,8 @@ impl Lists {
                         .transpose()?,
                     to: List::new(transfer.to(), 0, size)?,
                     size,
+                    recovery,
+                    sleeps: None,
                 })
             }
             Work::Copy(blit) => {
@@ -141,6 +160,8 @@ impl Lists {
                     from: Some(List::new(from, from_at as u64, size)?),
                     to: List::new(to, to_at as u64, size)?,
                     size,
+                    sleeps: Some(recovery.sleeps()),
+                    recovery,
                 })
             }
         }
@@ -218,6 +239,14 @@ impl Entries for Lists {
     }
 
     fn write(&self, at: &mut Progress, part: &mut Part<'_>) -> Result<bool> {
+        // VRAM that such a copy reads has no owner any more, so nobody has saved it.
+        let has_slept = self
+            .sleeps
+            .is_some_and(|sleeps| self.recovery.sleeps() != sleeps);
+        if has_slept && self.from.as_ref().is_some_and(List::is_in_vram) {
+            return Err(EIO);
+        }
+
         let left = (self.size - at.bytes).min(MOST);
         let words = |piece: Piece| [piece.address, piece.len];
 

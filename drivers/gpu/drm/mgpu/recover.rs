@@ -20,6 +20,14 @@
 //! of its link is not: the device cannot be stopped for the reset that follows, and VRAM does not
 //! survive it. So the device is given up as well, and the driver has to be bound again.
 //!
+//! When the system sleeps the device loses its state and the content of VRAM. The queues are *held*
+//! before: jobs that have begun go on, others wait. When the rings are empty the device is stopped
+//! as for a reset by the PCI core, and ceases to be a bus master. It is set up after that as after
+//! a reset, and the jobs that have waited begin. What was in VRAM is moved or saved before, see
+//! [`Reporter::save_vram`], which waits for all jobs that use it. So none of those that have waited
+//! needs what is put back after they begin. Only a copy can be left that reads VRAM of an object
+//! that was freed: it fails with `EIO`.
+//!
 //! Each reset of the device begins a new *epoch* when it is done. A ring remembers the epoch in
 //! which its entries were written, and compares it with [`Recovery::epoch`]: if they differ, the
 //! device has forgotten the entries. A doorbell is for one epoch, too, because a ring counts from 0
@@ -31,6 +39,10 @@
 //! mutex of [`Invalidator`](crate::invalidate::Invalidator). It is taken in the path that leads to
 //! the signal of a fence: nothing is allocated while it is held, and no fence waited for. Readers
 //! of the state take no lock.
+//!
+//! Resets by userspace do not begin while processes are frozen, but the detection of a fatal error
+//! may come while the system goes to sleep: the mutex serializes them. It also guards `is_paused`,
+//! so that this driver does not reset a device that is stopped.
 
 use kernel::{
     device::Device,
@@ -115,8 +127,12 @@ pub(crate) struct Recovery {
     epoch: Atomic<u64>,
     /// The error number with which all jobs end, or 0.
     closed: Atomic<i32>,
-    /// The PCI core resets the device. Changes with the lock held.
+    /// The PCI core resets the device, or the device sleeps. Changes with the lock held.
     is_paused: Atomic<bool>,
+    /// No job begins, because the system is about to sleep.
+    is_held: Atomic<bool>,
+    /// How often the device was stopped for a sleep, in which VRAM may lose its content.
+    sleeps: Atomic<u64>,
     /// How often each ring was reset, alone or with the device.
     resets: [Atomic<u64>; RINGS],
     /// How often each ring was found stuck since one of its entries was done last.
@@ -174,6 +190,8 @@ impl Recovery {
                 epoch: Atomic::new(1),
                 closed: Atomic::new(0),
                 is_paused: Atomic::new(false),
+                is_held: Atomic::new(false),
+                sleeps: Atomic::new(0),
                 resets: [const { Atomic::new(0) }; RINGS],
                 stuck: [const { Atomic::new(0) }; RINGS],
                 device_stuck: [const { Atomic::new(0) }; RINGS],
@@ -251,7 +269,23 @@ impl Recovery {
         })
     }
 
-    /// Returns whether the PCI core resets the device, so that no entry must be written to a ring.
+    /// Determines whether jobs begin, which is to say whether their first entries are written.
+    pub(crate) fn set_held(&self, is_held: bool) {
+        self.is_held.store(is_held, Relaxed);
+    }
+
+    /// Returns whether no job may begin. A ring asks with its mutex held.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_held.load(Relaxed)
+    }
+
+    /// Returns how often the device was stopped for a sleep, in which VRAM may lose its content.
+    pub(crate) fn sleeps(&self) -> u64 {
+        self.sleeps.load(Relaxed)
+    }
+
+    /// Returns whether the PCI core resets the device, or the device sleeps, so that no entry must
+    /// be written to a ring.
     pub(crate) fn is_paused(&self) -> bool {
         self.is_paused.load(Acquire)
     }
@@ -345,7 +379,6 @@ impl Recovery {
     /// If that fails, the device is wedged, and so it is if the last resets have not helped that
     /// ring.
     fn reset_device(&self, state: &mut State, cause: Option<usize>) -> Result {
-        let rings = state.rings;
         let may_help = cause
             .and_then(|ring| self.device_stuck.get(ring))
             .is_none_or(|times| times.fetch_add(1, Relaxed) < DEVICE_LIMIT);
@@ -354,37 +387,47 @@ impl Recovery {
             stuck.store(0, Relaxed);
         }
         let ret = if may_help {
-            self.contexts.invalidator().reset(self.aperture.len(), || {
-                self.regs.reset_all()?;
-                self.status.begin_anew()?;
-                self.regs
-                    .set_memory(self.status.address(), self.contexts.address())?;
-                for (ring, place) in rings.iter().enumerate() {
-                    if let Some(place) = place {
-                        self.regs.set_ring(ring, place.address, place.entries)?;
-                    }
-                }
-                Ok(())
-            })
+            self.set_up(state)
         } else {
             dev_info!(self.dev, "resets of the device do not help a ring\n");
             // The other rings may be working.
             self.regs.reset_all().and(Err(ETIMEDOUT))
         };
-        match ret {
-            Ok(()) => {
-                // Jobs are begun in the next epoch.
-                self.vram.count_reset();
-                self.end_epoch();
-                for resets in &self.resets {
-                    resets.fetch_add(1, Relaxed);
+        ret.map_err(|e| self.give_up(e))?;
+        for resets in &self.resets {
+            resets.fetch_add(1, Relaxed);
+        }
+        self.reporter.tell(Event::Reset);
+        dev_info!(self.dev, "the device was reset\n");
+        Ok(())
+    }
+
+    /// Resets the device, and writes the addresses of all memory to it. Jobs are begun in the next
+    /// epoch.
+    fn set_up(&self, state: &State) -> Result {
+        self.contexts.invalidator().reset(self.aperture.len(), || {
+            self.regs.reset_all()?;
+            self.status.begin_anew()?;
+            self.regs
+                .set_memory(self.status.address(), self.contexts.address())?;
+            for (ring, place) in state.rings.iter().enumerate() {
+                if let Some(place) = place {
+                    self.regs.set_ring(ring, place.address, place.entries)?;
                 }
-                self.reporter.tell(Event::Reset);
-                dev_info!(self.dev, "the device was reset\n");
-                Ok(())
             }
-            Err(e) if e == ENODEV || self.regs.is_gone() => Err(self.gone()),
-            Err(e) => Err(self.wedge(e)),
+            Ok(())
+        })?;
+        self.vram.count_reset();
+        self.end_epoch();
+        Ok(())
+    }
+
+    /// Gives the device up, because of the error of a reset. Returns the error of all jobs.
+    fn give_up(&self, error: Error) -> Error {
+        if error == ENODEV || self.regs.is_gone() {
+            self.gone()
+        } else {
+            self.wedge(error)
         }
     }
 
@@ -394,12 +437,17 @@ impl Recovery {
         self.epoch.fetch_add(1, Release);
     }
 
-    /// Ends the access of the device to memory, and then ends all jobs with `error`. Returns whether
-    /// that was not done before.
-    fn close(&self, error: Error) -> bool {
+    /// Ends the access of the device to memory.
+    fn end_dma(&self) {
         if let Some(master) = self.master.as_ref() {
             master.end();
         }
+    }
+
+    /// Ends the access of the device to memory, and then ends all jobs with `error`. Returns
+    /// whether that was not done before.
+    fn close(&self, error: Error) -> bool {
+        self.end_dma();
         self.contexts.invalidator().end();
         // The first error is kept.
         let ret = self.closed.cmpxchg(0, error.to_errno(), Release);
@@ -451,8 +499,14 @@ impl Recovery {
     /// when this returns, and the driver does not access it but to check whether it is gone.
     /// Sleeps.
     pub(crate) fn pause(&self) {
-        let _state = self.state.lock();
+        self.stop(&mut self.state.lock());
+    }
 
+    /// Does nothing to a device that was given up, which the driver does not access.
+    fn stop(&self, _state: &mut State) {
+        if self.closed().is_some() {
+            return;
+        }
         self.is_paused.store(true, Release);
         match self.contexts.invalidator().pause(|| self.regs.reset_all()) {
             Ok(()) => self.end_epoch(),
@@ -474,15 +528,53 @@ impl Recovery {
     pub(crate) fn resume(&self) -> Result {
         let mut state = self.state.lock();
 
+        if let Some(error) = self.closed() {
+            return Err(error);
+        }
         for times in &self.device_stuck {
             times.store(0, Relaxed);
         }
-        let ret = match self.closed() {
-            Some(error) => Err(error),
-            None => self.reset_device(&mut state, None),
-        };
+        let ret = self.reset_device(&mut state, None);
         // The flag is cleared last, because entries that are written before belong to the old
         // epoch.
+        self.is_paused.store(false, Release);
+        ret
+    }
+
+    /// As [`Self::pause`], for a device that is about to lose its state and the content of VRAM,
+    /// until [`Self::wake`]. It is no bus master when this returns.
+    pub(crate) fn sleep(&self) {
+        let mut state = self.state.lock();
+
+        self.stop(&mut state);
+        self.end_dma();
+    }
+
+    /// Sets up the device that has slept, unless it was given up before. Jobs may begin when this
+    /// returns. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if it is wedged by now, `ENODEV` if it is gone.
+    pub(crate) fn wake(&self) -> Result {
+        let state = self.state.lock();
+
+        self.sleeps.fetch_add(1, Relaxed);
+        if self.closed().is_some() {
+            self.set_held(false);
+            return Ok(());
+        }
+        for counts in [&self.stuck, &self.device_stuck] {
+            for count in counts {
+                count.store(0, Relaxed);
+            }
+        }
+        if let Some(master) = self.master.as_ref() {
+            master.resume();
+        }
+        let ret = self.set_up(&state).map_err(|e| self.give_up(e));
+        // The flags are cleared last, as in `resume()`.
+        self.set_held(false);
         self.is_paused.store(false, Release);
         ret
     }

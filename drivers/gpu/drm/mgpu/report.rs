@@ -24,7 +24,9 @@ use kernel::{
     devcoredump,
     device,
     drm::{
+        gem::ttm::Content,
         queue::WaitingJobs,
+        ttm::OpCtx,
         workqueue::OwnedQueue,
         WedgeRecovery, //
     },
@@ -380,6 +382,41 @@ impl Reporter {
     pub(crate) fn end_reset(&self) {
         if let Some(card) = self.card() {
             card.ttm.end_reset();
+        }
+    }
+
+    /// Moves what is in VRAM to system memory, or saves it, before VRAM loses its content. Does
+    /// nothing while no DRM device is registered. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`kernel::drm::ttm::Device::suspend`]. VRAM must keep its content then.
+    pub(crate) fn save_vram(&self) -> Result {
+        let Some(card) = self.card() else {
+            return Ok(());
+        };
+        let mut ctx = OpCtx::uninterruptible();
+
+        match card.ttm.suspend(Content::Lost, &mut ctx) {
+            // The DRM device was unplugged meanwhile, and with it all objects have left.
+            Err(e) if e == ENODEV => Ok(()),
+            ret => ret,
+        }
+    }
+
+    /// Puts back to VRAM what [`Self::save_vram`] has saved.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`kernel::drm::ttm::Device::resume`].
+    pub(crate) fn restore_vram(&self) -> Result {
+        self.card().map_or(Ok(()), |card| card.ttm.resume())
+    }
+
+    /// Drops what [`Self::save_vram`] has saved, as VRAM has kept it.
+    pub(crate) fn keep_vram(&self) {
+        if let Some(card) = self.card() {
+            card.ttm.undo_suspend();
         }
     }
 

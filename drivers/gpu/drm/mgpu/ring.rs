@@ -610,6 +610,14 @@ impl<E: Entries> Ring<E> {
         self.recovery.closed().map_or(Ok(()), Err)
     }
 
+    /// Returns whether the ring has nothing to do, and no job has begun. So it stays while the
+    /// queues are held.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.state.lock();
+
+        !state.is_busy() && state.jobs.iter().all(|job| !job.is_begun)
+    }
+
     /// Checks that the ring works, for a DRM driver that is about to be bound.
     ///
     /// # Errors
@@ -631,7 +639,8 @@ impl<E: Entries> Ring<E> {
             state.since = Instant::now();
             state.fenced = state.since;
         }
-        if state.is_unproven && !state.jobs.is_empty() && !state.is_busy() {
+        let is_held = self.recovery.is_held();
+        if state.is_unproven && !is_held && !state.jobs.is_empty() && !state.is_busy() {
             // A fence in front of all jobs: if the ring does not reach it, the ring itself is
             // stuck, and not a job.
             let number = state.submitted + 1;
@@ -647,6 +656,9 @@ impl<E: Entries> Ring<E> {
             let Some(index) = state.jobs.iter().position(|job| job.last.is_none()) else {
                 break;
             };
+            if is_held && !state.jobs.get(index).is_some_and(|job| job.is_begun) {
+                break;
+            }
             let (number, written) = (state.submitted + 1, state.written);
             let Some(job) = state.jobs.get_mut(index) else {
                 break;
