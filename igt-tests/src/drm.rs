@@ -21,7 +21,7 @@ use crate::syncfile::SyncFile;
 use crate::uapi;
 use crate::uapi::{
     DmaBufSync, DmaBufSyncFile, DrmGemClose, DrmGemFlink, DrmGemOpen, DrmPrimeHandle, DrmVersion,
-    PeerAttachment, PeerAttachments, PeerFlush, PeerQuery, VvramGemCreate, VvramGemImportInfo,
+    PeerAttachment, PeerAttachments, PeerFlush, PeerImportInfo, PeerQuery, VvramGemCreate,
     VvramGemInfo, VvramGemMmapOffset, VvramGetparam,
 };
 use crate::{Outcome, Stop, SysError};
@@ -524,13 +524,13 @@ impl Drm {
         Ok(argument)
     }
 
-    /// GEM_IMPORT_INFO with a given argument.
-    pub fn import_info_raw(&self, argument: &mut VvramGemImportInfo) -> Result<(), SysError> {
+    /// PEER_IMPORT_INFO with a given argument.
+    pub fn import_info_raw(&self, argument: &mut PeerImportInfo) -> Result<(), SysError> {
         let given = *argument;
         again(|| {
             *argument = given;
-            ioctl(self.fd(), uapi::VVRAM_GEM_IMPORT_INFO, argument, || {
-                format!("GEM_IMPORT_INFO({given:?})")
+            ioctl(self.fd(), uapi::VVRAM_PEER_IMPORT_INFO, argument, || {
+                format!("PEER_IMPORT_INFO({given:?})")
             })?;
             Ok(())
         })
@@ -711,8 +711,8 @@ impl Gem<'_> {
     }
 
     /// How the device reaches the buffer that was imported.
-    pub fn import_info(&self) -> Result<VvramGemImportInfo, SysError> {
-        let mut argument = VvramGemImportInfo {
+    pub fn import_info(&self) -> Result<PeerImportInfo, SysError> {
+        let mut argument = PeerImportInfo {
             handle: self.handle,
             ..Default::default()
         };

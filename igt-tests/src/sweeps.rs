@@ -19,7 +19,7 @@ use crate::map::{Map, PAGE, PAGE64};
 use crate::pci::PciDevice;
 use crate::peer::{Mode, Peer};
 use crate::rebind::{Probe, Unbound};
-use crate::uapi::{self, PeerAttachments, VvramGemCreate, VvramGemImportInfo, VvramGemMmapOffset};
+use crate::uapi::{self, PeerAttachments, PeerImportInfo, VvramGemCreate, VvramGemMmapOffset};
 use crate::{Outcome, Stop, SysError};
 
 /// The size that one page table of the CPU maps.
@@ -202,11 +202,11 @@ pub fn ioctls(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
         nothing,
     )?;
     faults.sweep(
-        "GEM_IMPORT_INFO",
+        "PEER_IMPORT_INFO",
         &USUAL,
         || Imported::new(open()?, Kind::Heap),
         |it| {
-            it.drm.import_info_raw(&mut VvramGemImportInfo {
+            it.drm.import_info_raw(&mut PeerImportInfo {
                 handle: it.handle,
                 ..Default::default()
             })

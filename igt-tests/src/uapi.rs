@@ -266,10 +266,10 @@ pub struct VvramGemMmapOffset {
 /// It is imported.
 pub const PLACEMENT_IMPORTED: u32 = 3;
 
-/// `struct drm_vvram_gem_import_info`
+/// `struct drm_peer_import_info`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct VvramGemImportInfo {
+pub struct PeerImportInfo {
     /// The object.
     pub handle: u32,
     /// `PATH_*`.
@@ -579,8 +579,8 @@ pub const VVRAM_SVM_MIGRATE: u64 = iow::<VvramSvmRange>(DRM, DRM_COMMAND_BASE + 
 /// SVM_EVICT.
 pub const VVRAM_SVM_EVICT: u64 = iow::<VvramSvmRange>(DRM, DRM_COMMAND_BASE + 11);
 
-/// GEM_IMPORT_INFO.
-pub const VVRAM_GEM_IMPORT_INFO: u64 = iowr::<VvramGemImportInfo>(DRM, DRM_COMMAND_BASE + 5);
+/// PEER_IMPORT_INFO.
+pub const VVRAM_PEER_IMPORT_INFO: u64 = iowr::<PeerImportInfo>(DRM, DRM_COMMAND_BASE + 5);
 
 /// No importer ops.
 pub const EDU_PEER_MODE_STATIC: u32 = 0;
@@ -906,7 +906,7 @@ const _: () = {
     assert!(size_of::<EduPeerMeasure>() == 32);
     assert!(size_of::<DmaBufSync>() == 8);
     assert!(size_of::<DmaHeapAllocation>() == 24);
-    assert!(size_of::<VvramGemImportInfo>() == 24);
+    assert!(size_of::<PeerImportInfo>() == 24);
     assert!(size_of::<VvramGemCopy>() == 64);
     assert!(size_of::<UdmabufCreate>() == 24);
     assert!(size_of::<DrmModeCreateDumb>() == 32);
@@ -922,7 +922,7 @@ const _: () = {
     assert!(VVRAM_GEM_MMAP_OFFSET == 0xc010_6442);
     assert!(VVRAM_PEER_ATTACHMENTS == 0xc020_6443);
     assert!(VVRAM_GEM_INFO == 0xc028_6444);
-    assert!(VVRAM_GEM_IMPORT_INFO == 0xc018_6445);
+    assert!(VVRAM_PEER_IMPORT_INFO == 0xc018_6445);
     assert!(VVRAM_GEM_COPY == 0x4040_6446);
     assert!(VVRAM_PEER_QUERY == 0xc038_6447);
     assert!(VVRAM_VM_BIND == 0x4028_6448);

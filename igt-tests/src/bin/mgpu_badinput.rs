@@ -46,7 +46,7 @@ fn gpu() -> Outcome {
     let other_gpu = || unbinds(&PciDevice::vvram()?);
     scene.meanwhile = Some(&other_gpu);
     scene.handles[Thing::Vm as usize] = (vm.number().into(), u64::from(vm.number()) + 1);
-    let is_info = |call: &Call| call.request == uapi::VVRAM_GEM_IMPORT_INFO;
+    let is_info = |call: &Call| call.request == uapi::VVRAM_PEER_IMPORT_INFO;
     check_all(&mut scene, File::Mgpu, |call| !is_info(call))?;
     scene.handles[Thing::Gem as usize].0 = import.handle().into();
     check_all(&mut scene, File::Mgpu, is_info)?;

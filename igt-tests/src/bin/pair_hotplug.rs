@@ -165,7 +165,7 @@ fn gpu() -> Outcome {
             check_eq!((told.path, told.reason), expected()?.0, "path before");
             plug.out(&mut monitor)?;
             more()?;
-            expect_errno("GEM_IMPORT_INFO", import.import_info(), libc::ENODEV)?;
+            expect_errno("PEER_IMPORT_INFO", import.import_info(), libc::ENODEV)?;
             attached(&object.object, 0)?;
             cpu_reads(&object.map, a, &[0, 1, 2, 3])?;
             plug.back(&mut monitor)?;

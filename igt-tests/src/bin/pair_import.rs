@@ -314,7 +314,7 @@ fn unbind_exporter() -> Outcome {
             pair.check(&object, &import, pair.path())?;
         }
         let gone = Unbinding::start(&pair.gpu_a)?.finish(LIMIT)?;
-        expect_errno("GEM_IMPORT_INFO", import.import_info(), libc::ENODEV)?;
+        expect_errno("PEER_IMPORT_INFO", import.import_info(), libc::ENODEV)?;
         check_eq!(
             import.info()?.placement,
             uapi::PLACEMENT_IMPORTED,
@@ -326,7 +326,7 @@ fn unbind_exporter() -> Outcome {
             libc::ENODEV,
         )?;
         gone.rebind()?;
-        expect_errno("GEM_IMPORT_INFO", import.import_info(), libc::ENODEV)?;
+        expect_errno("PEER_IMPORT_INFO", import.import_info(), libc::ENODEV)?;
         drop(import);
     }
     path()
@@ -349,7 +349,7 @@ fn unbind_importer() -> Outcome {
         }
         let gone = Unbinding::start(&pair.gpu_b)?.finish(LIMIT)?;
         alone(&object)?;
-        expect_errno("GEM_IMPORT_INFO", import.import_info(), libc::ENODEV)?;
+        expect_errno("PEER_IMPORT_INFO", import.import_info(), libc::ENODEV)?;
         check_ok!(map.verify(x), "after the importer was unbound");
         gone.rebind()?;
         drop(import);

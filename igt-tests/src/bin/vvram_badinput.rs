@@ -53,7 +53,7 @@ fn gpu() -> Outcome {
     scene.prepare = Some(&prepare);
     scene.another = Some(&another);
     scene.meanwhile = Some(&other_gpu);
-    let is_info = |call: &Call| call.request == uapi::VVRAM_GEM_IMPORT_INFO;
+    let is_info = |call: &Call| call.request == uapi::VVRAM_PEER_IMPORT_INFO;
     check_all(&mut scene, File::Vvram, |call| !is_info(call))?;
     scene.handles[Thing::Gem as usize].0 = import.handle().into();
     check_all(&mut scene, File::Vvram, is_info)

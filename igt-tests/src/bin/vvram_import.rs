@@ -13,7 +13,7 @@ use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
-use vvram_tests::uapi::VvramGemImportInfo;
+use vvram_tests::uapi::PeerImportInfo;
 use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, uapi, Outcome, Stop};
 
 const PAGES: usize = 4;
@@ -197,7 +197,7 @@ fn unbind() -> Outcome {
             let ours = object.map()?;
             let gone = Unbound::new(&gpu)?;
             attached(buffer, &[])?;
-            expect_errno("GEM_IMPORT_INFO", object.import_info(), libc::ENODEV)?;
+            expect_errno("PEER_IMPORT_INFO", object.import_info(), libc::ENODEV)?;
             expect_errno("GEM_INFO", object.info(), libc::ENODEV)?;
             expect_errno("PRIME_HANDLE_TO_FD", object.export(), libc::ENODEV)?;
             expect_errno("an import", drm.import(buffer), libc::ENODEV)?;
@@ -206,7 +206,7 @@ fn unbind() -> Outcome {
                 "{kind:?}: the mapping of the exporter after the unbind"
             );
             gone.rebind()?;
-            expect_errno("GEM_IMPORT_INFO", object.import_info(), libc::ENODEV)?;
+            expect_errno("PEER_IMPORT_INFO", object.import_info(), libc::ENODEV)?;
             attached(buffer, &[])?;
         }
         let drm = Drm::open()?;
@@ -277,7 +277,7 @@ fn badinput() -> Outcome {
     let drm = Drm::open()?;
     let own = drm.create(PAGE64)?;
     expect_errno(
-        "GEM_IMPORT_INFO of our own",
+        "PEER_IMPORT_INFO of our own",
         own.import_info(),
         libc::EINVAL,
     )?;
@@ -288,18 +288,18 @@ fn badinput() -> Outcome {
         object.attachments(),
         libc::EINVAL,
     )?;
-    let good = VvramGemImportInfo {
+    let good = PeerImportInfo {
         handle: object.handle(),
         ..Default::default()
     };
     for mut bad in [
-        VvramGemImportInfo { path: 1, ..good },
-        VvramGemImportInfo { reason: 1, ..good },
-        VvramGemImportInfo {
+        PeerImportInfo { path: 1, ..good },
+        PeerImportInfo { reason: 1, ..good },
+        PeerImportInfo {
             segments: 1,
             ..good
         },
-        VvramGemImportInfo {
+        PeerImportInfo {
             invalidations: 1,
             ..good
         },
@@ -307,12 +307,12 @@ fn badinput() -> Outcome {
         let given = format!("{bad:?}");
         expect_errno(&given, drm.import_info_raw(&mut bad), libc::EINVAL)?;
     }
-    let mut unknown = VvramGemImportInfo {
+    let mut unknown = PeerImportInfo {
         handle: 0xdead,
         ..good
     };
     expect_errno(
-        "GEM_IMPORT_INFO of no object",
+        "PEER_IMPORT_INFO of no object",
         drm.import_info_raw(&mut unknown),
         libc::ENOENT,
     )?;

@@ -79,7 +79,7 @@ fn works_with(drm: &Drm) -> Outcome {
     );
     check_eq!(objects[0].attachments()?, [], "attachments");
     expect_errno(
-        "GEM_IMPORT_INFO of its own object",
+        "PEER_IMPORT_INFO of its own object",
         objects[0].import_info(),
         libc::EINVAL,
     )?;

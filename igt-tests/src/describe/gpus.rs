@@ -5,8 +5,8 @@
 use super::{call, get, layout, set, Call, File, Kind, Layout, Thing};
 use crate::compute::{self, Exec, Op, VmCreate, VmDestroy, VmFailures};
 use crate::uapi::{
-    self, AvramGemCreate, PeerAttachment, PeerAttachments, PeerFlush, PeerQuery, SyncEntry, VmBind,
-    VvramGemCopy, VvramGemCreate, VvramGemImportInfo, VvramGemInfo, VvramGemMmapOffset,
+    self, AvramGemCreate, PeerAttachment, PeerAttachments, PeerFlush, PeerImportInfo, PeerQuery,
+    SyncEntry, VmBind, VvramGemCopy, VvramGemCreate, VvramGemInfo, VvramGemMmapOffset,
     VvramGetparam, VvramSvmRange, VvramVmRead,
 };
 use libc::ENOENT;
@@ -122,7 +122,7 @@ const INFO: Layout = layout!(VvramGemInfo, {
     id: Zero,
 });
 
-const IMPORT_INFO: Layout = layout!(VvramGemImportInfo, {
+const IMPORT_INFO: Layout = layout!(PeerImportInfo, {
     handle: Handle(Gem, ENOENT),
     path: Zero,
     reason: Zero,
@@ -260,8 +260,8 @@ pub(super) static CALLS: &[Call] = &[
         INFO
     ),
     call!(
-        "DRM_IOCTL_VVRAM_GEM_IMPORT_INFO",
-        uapi::VVRAM_GEM_IMPORT_INFO,
+        "DRM_IOCTL_VVRAM_PEER_IMPORT_INFO",
+        uapi::VVRAM_PEER_IMPORT_INFO,
         [Vvram],
         [ENOENT EAGAIN ENOSPC EOPNOTSUPP EBUSY],
         IMPORT_INFO
@@ -365,8 +365,8 @@ pub(super) static CALLS: &[Call] = &[
         INFO
     ),
     call!(
-        "DRM_IOCTL_MGPU_GEM_IMPORT_INFO",
-        uapi::VVRAM_GEM_IMPORT_INFO,
+        "DRM_IOCTL_MGPU_PEER_IMPORT_INFO",
+        uapi::VVRAM_PEER_IMPORT_INFO,
         [Mgpu],
         [ENOENT EAGAIN ENOSPC EOPNOTSUPP EBUSY],
         IMPORT_INFO

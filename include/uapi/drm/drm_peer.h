@@ -5,9 +5,10 @@
  *
  * A driver has three ioctls with the arguments that are defined here, under
  * numbers of its own: ATTACHMENTS with struct drm_peer_attachments, QUERY with
- * struct drm_peer_query, and FLUSH with struct drm_peer_flush. They are for the
- * render node and need no privilege. The tracepoints drm_peer_* use the same
- * numbers of paths and reasons.
+ * struct drm_peer_query, and FLUSH with struct drm_peer_flush. If its device
+ * imports buffers, it has IMPORT_INFO with struct drm_peer_import_info as well.
+ * They are for the render node and need no privilege. The tracepoints
+ * drm_peer_* use the same numbers of paths and reasons.
  *
  * The arguments contain nothing that only one driver knows, so that the DRM
  * core can have the same ioctls later, with the same structures: under numbers
@@ -356,6 +357,37 @@ struct drm_peer_query {
 	__u16 host_device;
 	/** @pad: must be zero. */
 	__u16 pad;
+};
+
+/**
+ * struct drm_peer_import_info - argument of IMPORT_INFO
+ *
+ * Returns how the device reaches the buffer behind an imported object. The call
+ * maps the buffer for the device if it is not mapped. The path and its reason
+ * are only known if the exporter is a device of this driver, otherwise @path is
+ * DRM_PEER_PATH_UNKNOWN; they may change when the buffer moves. Returns -EINVAL
+ * for an object that is not imported, -ENODEV if the driver of the exporting
+ * device is gone, -EAGAIN if the buffer has moved and was given more work while
+ * the call waited for work at its old place, so that it has to be repeated,
+ * -EINTR if a signal arrived, and other errors of the exporter.
+ */
+struct drm_peer_import_info {
+	/** @handle: in, -ENOENT if unknown. */
+	__u32 handle;
+	/**
+	 * @path: out, one of enum drm_peer_path. This and what follows must be
+	 * zero on input.
+	 */
+	__u32 path;
+	/** @reason: out, one of enum drm_peer_reason. */
+	__u32 reason;
+	/** @segments: out, the number of pieces that the mapping has. */
+	__u32 segments;
+	/**
+	 * @invalidations: out, how often the exporter invalidated the mapping
+	 * of the device.
+	 */
+	__u64 invalidations;
 };
 
 /**

@@ -5,9 +5,8 @@
  *
  * Every structure has the same layout for 32- and 64-bit callers. Fields named
  * pad and flag bits that are not listed here must be zero, or the call returns
- * -EINVAL. Sizes and offsets are in bytes. DRM_IOCTL_MGPU_PEER_ATTACHMENTS,
- * DRM_IOCTL_MGPU_PEER_QUERY and DRM_IOCTL_MGPU_PEER_FLUSH are those of
- * drm_peer.h.
+ * -EINVAL. Sizes and offsets are in bytes. The ioctls DRM_IOCTL_MGPU_PEER_*
+ * are those of drm_peer.h.
  *
  * Where mgpu and vvram have the same ioctl, the structures have the same
  * layout. A field that one of them does not have is named pad there.
@@ -28,7 +27,7 @@ extern "C" {
 #define DRM_MGPU_GEM_MMAP_OFFSET	0x02
 #define DRM_MGPU_PEER_ATTACHMENTS	0x03
 #define DRM_MGPU_GEM_INFO		0x04
-#define DRM_MGPU_GEM_IMPORT_INFO	0x05
+#define DRM_MGPU_PEER_IMPORT_INFO	0x05
 #define DRM_MGPU_GEM_COPY		0x06
 #define DRM_MGPU_PEER_QUERY		0x07
 #define DRM_MGPU_VM_CREATE		0x08
@@ -251,38 +250,6 @@ struct drm_mgpu_gem_info {
 	 * other object of the device has it, or had it before.
 	 */
 	__u64 id;
-};
-
-/**
- * struct drm_mgpu_gem_import_info - argument of
- * DRM_IOCTL_MGPU_GEM_IMPORT_INFO
- *
- * Returns how the device reaches the buffer behind an imported object. The call
- * maps the buffer for the device if it is not mapped. The path and its reason
- * are only known if the exporter is a device of this driver, otherwise @path is
- * DRM_PEER_PATH_UNKNOWN; they may change when the buffer moves. Returns -EINVAL
- * for an object that is not imported, -ENODEV if the driver of the exporting
- * device is gone, -EAGAIN if the buffer has moved and was given more work while
- * the call waited for work at its old place, so that it has to be repeated,
- * -EINTR if a signal arrived, and other errors of the exporter.
- */
-struct drm_mgpu_gem_import_info {
-	/** @handle: in, -ENOENT if unknown. */
-	__u32 handle;
-	/**
-	 * @path: out, one of enum drm_peer_path. This and what follows must be
-	 * zero on input.
-	 */
-	__u32 path;
-	/** @reason: out, one of enum drm_peer_reason. */
-	__u32 reason;
-	/** @segments: out, the number of pieces that the mapping has. */
-	__u32 segments;
-	/**
-	 * @invalidations: out, how often the exporter invalidated the mapping
-	 * of the device.
-	 */
-	__u64 invalidations;
 };
 
 /**
@@ -624,9 +591,9 @@ enum {
 	DRM_IOCTL_MGPU_GEM_INFO =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_GEM_INFO,
 			 struct drm_mgpu_gem_info),
-	DRM_IOCTL_MGPU_GEM_IMPORT_INFO =
-		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_GEM_IMPORT_INFO,
-			 struct drm_mgpu_gem_import_info),
+	DRM_IOCTL_MGPU_PEER_IMPORT_INFO =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_PEER_IMPORT_INFO,
+			 struct drm_peer_import_info),
 	/*
 	 * The direction is IOW, because a write back to the argument could fail
 	 * after the copy was queued.

@@ -4,9 +4,8 @@
  *
  * Every structure has the same layout for 32- and 64-bit callers. Fields named
  * pad and flag bits that are not listed here must be zero, or the call returns
- * -EINVAL. Sizes and offsets are in bytes. DRM_IOCTL_VVRAM_PEER_ATTACHMENTS,
- * DRM_IOCTL_VVRAM_PEER_QUERY and DRM_IOCTL_VVRAM_PEER_FLUSH are those of
- * drm_peer.h.
+ * -EINVAL. Sizes and offsets are in bytes. The ioctls DRM_IOCTL_VVRAM_PEER_*
+ * are those of drm_peer.h.
  */
 #ifndef _UAPI_VVRAM_DRM_H_
 #define _UAPI_VVRAM_DRM_H_
@@ -24,7 +23,7 @@ extern "C" {
 #define DRM_VVRAM_GEM_MMAP_OFFSET	0x02
 #define DRM_VVRAM_PEER_ATTACHMENTS	0x03
 #define DRM_VVRAM_GEM_INFO		0x04
-#define DRM_VVRAM_GEM_IMPORT_INFO	0x05
+#define DRM_VVRAM_PEER_IMPORT_INFO	0x05
 #define DRM_VVRAM_GEM_COPY		0x06
 #define DRM_VVRAM_PEER_QUERY		0x07
 #define DRM_VVRAM_VM_BIND		0x08
@@ -238,38 +237,6 @@ struct drm_vvram_gem_info {
 };
 
 /**
- * struct drm_vvram_gem_import_info - argument of
- * DRM_IOCTL_VVRAM_GEM_IMPORT_INFO
- *
- * Returns how the device reaches the buffer behind an imported object. The call
- * maps the buffer for the device if it is not mapped. The path and its reason
- * are only known if the exporter is a device of this driver, otherwise @path is
- * DRM_PEER_PATH_UNKNOWN; they may change when the buffer moves. Returns -EINVAL
- * for an object that is not imported, -ENODEV if the driver of the exporting
- * device is gone, -EAGAIN if the buffer has moved and was given more work while
- * the call waited for work at its old place, so that it has to be repeated,
- * -EINTR if a signal arrived, and other errors of the exporter.
- */
-struct drm_vvram_gem_import_info {
-	/** @handle: in, -ENOENT if unknown. */
-	__u32 handle;
-	/**
-	 * @path: out, one of enum drm_peer_path. This and what follows must be
-	 * zero on input.
-	 */
-	__u32 path;
-	/** @reason: out, one of enum drm_peer_reason. */
-	__u32 reason;
-	/** @segments: out, the number of pieces that the mapping has. */
-	__u32 segments;
-	/**
-	 * @invalidations: out, how often the exporter invalidated the mapping
-	 * of the device.
-	 */
-	__u64 invalidations;
-};
-
-/**
  * struct drm_vvram_gem_copy - argument of DRM_IOCTL_VVRAM_GEM_COPY
  *
  * Copies bytes between objects, wherever they are; one of them may be imported,
@@ -361,7 +328,7 @@ enum drm_vvram_bind_op {
  * a page, for a size of 0, for addresses beyond DRM_VVRAM_PARAM_VM_SIZE, for a
  * part that is not inside of its object, and for an operation that is unknown;
  * -ENOENT for an unknown handle; and -EAGAIN, -EINTR and the errors of the
- * exporter as struct drm_vvram_gem_import_info.
+ * exporter as struct drm_peer_import_info.
  */
 struct drm_vvram_vm_bind {
 	/**
@@ -483,9 +450,9 @@ enum {
 	DRM_IOCTL_VVRAM_GEM_INFO =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_INFO,
 			 struct drm_vvram_gem_info),
-	DRM_IOCTL_VVRAM_GEM_IMPORT_INFO =
-		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_IMPORT_INFO,
-			 struct drm_vvram_gem_import_info),
+	DRM_IOCTL_VVRAM_PEER_IMPORT_INFO =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_PEER_IMPORT_INFO,
+			 struct drm_peer_import_info),
 	/*
 	 * The direction is IOW, because a write back to the argument could fail
 	 * after the copy was queued.

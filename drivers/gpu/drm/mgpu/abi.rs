@@ -45,9 +45,6 @@ as_vvram!(drm_mgpu_gem_mmap_offset, drm_vvram_gem_mmap_offset, { handle, pad, of
 as_vvram!(drm_mgpu_gem_info, drm_vvram_gem_info, {
     handle, placement, size, placements, flags, pinned, pad, id,
 });
-as_vvram!(drm_mgpu_gem_import_info, drm_vvram_gem_import_info, {
-    handle, path, reason, segments, invalidations,
-});
 as_vvram!(drm_mgpu_gem_copy, drm_vvram_gem_copy, {
     src, dst, src_offset, dst_offset, size, in_syncs, out_syncs, in_count, out_count, sync_size,
     flags,

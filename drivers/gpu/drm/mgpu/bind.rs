@@ -2,17 +2,17 @@
 
 //! `DRM_IOCTL_MGPU_VM_CREATE`, `_DESTROY` and `_BIND`: the address spaces of a file.
 
-use core::ops::Range;
-
 use kernel::{
     drm::{
         self,
-        gem::BaseObject,
+        gem::{
+            ttm::ioctl::whole_pages,
+            BaseObject, //
+        },
         Ioctl,
         Registered, //
     },
     new_mutex,
-    page::PAGE_SIZE,
     prelude::*,
     sync::{
         Arc,
@@ -157,18 +157,6 @@ pub(crate) fn vm_failures(
     Ok(0)
 }
 
-/// Returns the range of `size` bytes from `start` on.
-///
-/// # Errors
-///
-/// `EINVAL` if the range is not made of whole pages, is empty, or goes beyond `end`.
-fn pages(start: u64, size: u64, end: u64) -> Result<Range<u64>> {
-    let after = start.checked_add(size).ok_or(EINVAL)?;
-
-    check((start | size) % PAGE_SIZE as u64 == 0 && size > 0 && after <= end)?;
-    Ok(start..after)
-}
-
 /// Serves `DRM_IOCTL_MGPU_VM_BIND`.
 ///
 /// Jobs that may use the mappings which are about to be replaced are waited for outside of the
@@ -179,12 +167,12 @@ pub(crate) fn vm_bind(
     file: &drm::File<File>,
 ) -> Result<u32> {
     check(args.flags == 0)?;
-    let va = pages(args.address, args.size, SPACE)?;
+    let va = whole_pages(args.address, args.size, SPACE)?;
     let space = file.inner().get_ref().vms().find(args.vm)?;
     let target = match args.op {
         uapi::drm_mgpu_bind_op_DRM_MGPU_BIND_MAP => {
             let object = Bo::lookup_handle(file, args.handle)?;
-            let part = pages(args.offset, args.size, object.size() as u64)?;
+            let part = whole_pages(args.offset, args.size, object.size() as u64)?;
 
             Some((object, part.start))
         }

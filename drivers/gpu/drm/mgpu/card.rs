@@ -249,10 +249,10 @@ impl drm::Driver for Driver {
         ),
         (MGPU_GEM_INFO, drm_mgpu_gem_info, ioctl::RENDER_ALLOW, File::gem_info),
         (
-            MGPU_GEM_IMPORT_INFO,
-            drm_mgpu_gem_import_info,
+            MGPU_PEER_IMPORT_INFO,
+            drm_peer_import_info,
             ioctl::RENDER_ALLOW,
-            File::gem_import_info,
+            gem::ttm::ioctl::import_info::<BoData>,
             Ioctl
         ),
         (

@@ -58,17 +58,6 @@ const _: () = {
 };
 
 const _: () = {
-    use uapi::drm_vvram_gem_import_info as T;
-
-    assert!(offset_of!(T, handle) == 0);
-    assert!(offset_of!(T, path) == 4);
-    assert!(offset_of!(T, reason) == 8);
-    assert!(offset_of!(T, segments) == 12);
-    assert!(offset_of!(T, invalidations) == 16);
-    assert!(size_of::<T>() == 24);
-};
-
-const _: () = {
     use uapi::drm_vvram_gem_copy as T;
 
     assert!(offset_of!(T, src) == 0);

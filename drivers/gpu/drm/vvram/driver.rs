@@ -440,10 +440,10 @@ impl drm::Driver for VvramDriver {
         ),
         (VVRAM_GEM_INFO, drm_vvram_gem_info, ioctl::RENDER_ALLOW, File::gem_info),
         (
-            VVRAM_GEM_IMPORT_INFO,
-            drm_vvram_gem_import_info,
+            VVRAM_PEER_IMPORT_INFO,
+            drm_peer_import_info,
             ioctl::RENDER_ALLOW,
-            File::gem_import_info,
+            gem::ttm::ioctl::import_info::<BoData>,
             Ioctl
         ),
         (

@@ -5,10 +5,7 @@
 use kernel::{
     drm::{
         self,
-        gem::{
-            peer,
-            BaseObject, //
-        },
+        gem::BaseObject,
         queue::LazyQueue,
         ttm::{
             CopyQueue,
@@ -19,7 +16,6 @@ use kernel::{
             Domain,
             MemType, //
         },
-        Ioctl,
         Registered, //
     },
     page,
@@ -191,26 +187,6 @@ impl File {
             None => placements_and_flags(object.data()),
         };
         args.id = bo.id();
-        Ok(0)
-    }
-
-    /// `DRM_IOCTL_VVRAM_GEM_IMPORT_INFO`
-    pub(crate) fn gem_import_info(
-        dev: &VvramDevice<Ioctl>,
-        args: &mut uapi::drm_vvram_gem_import_info,
-        file: &drm::File<File>,
-    ) -> Result<u32> {
-        check(args.path == 0 && args.reason == 0 && args.segments == 0 && args.invalidations == 0)?;
-
-        let bo = Bo::lookup_handle(file, args.handle)?;
-        let info = peer::import_info::<BoData>(dev, bo.as_import().ok_or(EINVAL)?)?;
-
-        if let Some(outcome) = info.outcome {
-            args.path = outcome.path.code();
-            args.reason = outcome.reason.code();
-        }
-        args.segments = info.segments;
-        args.invalidations = info.invalidations;
         Ok(0)
     }
 }

@@ -19,8 +19,6 @@
 //! all mappings, the entries of a space. The last two are taken in paths that lead to the signal of
 //! fences, so no memory is allocated with them held.
 
-use core::ops::Range;
-
 use kernel::{
     dma_resv::Usage,
     drm::{
@@ -28,6 +26,7 @@ use kernel::{
         exec::Flag,
         gem::{
             mappings::Address,
+            ttm::ioctl::whole_pages,
             BaseObject,
             Held, //
         },
@@ -396,18 +395,6 @@ impl Vm {
             space <- new_mutex!(None, "vvram::space"),
         })
     }
-}
-
-/// Returns the range of `size` bytes from `start` on.
-///
-/// # Errors
-///
-/// `EINVAL` if the range is not made of whole pages, is empty, or goes beyond `end`.
-fn whole_pages(start: u64, size: u64, end: u64) -> Result<Range<u64>> {
-    let after = start.checked_add(size).ok_or(EINVAL)?;
-
-    check((start | size) % PAGE_SIZE as u64 == 0 && size > 0 && after <= end)?;
-    Ok(start..after)
 }
 
 /// `DRM_IOCTL_VVRAM_VM_BIND`

@@ -326,6 +326,7 @@ pub mod debugfs;
 mod direct;
 mod held;
 mod import;
+pub mod ioctl;
 mod lost;
 mod mmap;
 mod moves;
