@@ -35,7 +35,7 @@ const FENCE: &str = "dma_fence_default_wait";
 const ROOM: &str = "6permit";
 
 /// Where it waits for a change of mappings: `AddressSpace::await_turns`, which the compiler inlines
-/// into `exec::exec`.
+/// into a function of the module `exec`.
 const TURN: &str = "4mgpu4exec";
 
 /// Jobs of as many operations as are permitted run in their order, and after their fences.
