@@ -82,9 +82,7 @@ class Models:
         self.topology = boot.machine
         self.folder = kernel.share / "results" / boot.name
         self.sockets = self.folder / FOLDER
-        # Behind an IOMMU a move takes long enough without chaos.
-        in_order = boot.exact or self.topology.is_told and not boot.chaos
-        self.argv = arguments(self.topology, boot.sizes, 0 if in_order else seed)
+        self.argv = arguments(self.topology, boot.sizes, 0 if boot.exact else seed)
         self.box = kernel.box.with_binds({SOCKETS: self.sockets},
                                          readonly={PROGRAMS: kernel.folder / "models"}) \
             if self.topology.models else None

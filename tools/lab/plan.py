@@ -90,7 +90,6 @@ GPU_SOAK = ("mgpu_aperture", "mgpu_evict", "mgpu_peer", "mgpu_unbind@callers")
 GPU_MOVES = ("mgpu_evict", "mgpu_unbind@callers")
 # Moves, resets and removals in turn, of devices that do at random all that their interface permits:
 # a few of them, and in `make soak` 20 rounds of all of them, a half of them behind an IOMMU.
-GPU_CHAOS = ("mgpu_chaos",)
 GPU_CHAOS_SHORT = ("mgpu_chaos@short",)
 GPU_CHAOS_LONG = ("mgpu_chaos@long",)
 # On a kernel with PREEMPT_RT: fences, queues and copies, without an engine and with one.
@@ -264,9 +263,8 @@ def soak():
 def chaos():
     """The boots with rounds of moves, resets and removals, each of which has numbers of its own."""
     switch, *others = topologies.MODELS
-    return [dataclasses.replace(igt(f"soak-chaos-{topology.name}", topology, GPU_CHAOS_LONG,
-                                    GPU_LOAD, VVRAM_SOAK=SOAK, VVRAM_FIRST=number * SOAK),
-                                chaos=True)
+    return [igt(f"soak-chaos-{topology.name}", topology, GPU_CHAOS_LONG, GPU_LOAD,
+                VVRAM_SOAK=SOAK, VVRAM_FIRST=number * SOAK)
             for number, topology in enumerate([switch, *filter(translated, others)])]
 
 
@@ -425,9 +423,7 @@ def own_rdma():
 def test(tests, topology):
     """The boot of `make test`."""
     return dataclasses.replace(igt(f"test-{topology.name}", topology, tests), sizes=sizes(),
-                               original=os.environ.get("EDU") == "qemu",
-                               chaos=any(fnmatch.fnmatch(program, test.split("@")[0])
-                                         for test in tests for program in GPU_CHAOS))
+                               original=os.environ.get("EDU") == "qemu")
 
 
 def shell(topology):

@@ -86,7 +86,6 @@ class Boot:
     arguments: tuple = ()               # for QEMU, beside those of the topology
     sizes: str = models.SIZES           # of each modelled GPU, as its program has them
     original: bool = False              # with QEMU's edu: nobody here wrote it
-    chaos: bool = False                 # of modelled GPUs also behind an IOMMU
     processors: int = PROCESSORS        # of a boot that is not exact, which has one
 
     @property

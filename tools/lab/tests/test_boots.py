@@ -243,7 +243,7 @@ class Plan(unittest.TestCase):
         table = [*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.TOOL, *plan.PAIR,
                  *plan.PAIR_ONCE, *plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.DISK_KINDS, *plan.DISK_ONCE,
                  *plan.DISK_BOUNCED, *plan.DISK_STUCK, *plan.GPU_KINDS,
-                 *plan.GPU_ONCE, *plan.GPU_LARGE, *plan.GPU_CHAOS, *plan.GPU_FAULTS, *plan.FUZZ]
+                 *plan.GPU_ONCE, *plan.GPU_LARGE, "mgpu_chaos", *plan.GPU_FAULTS, *plan.FUZZ]
         table += set(plan.BOUNCED) - set(table)
         self.assertEqual(sorted(table), sorted(programs))
 
