@@ -7,8 +7,7 @@
 use crate::fixture::{Expect, Fixture};
 use crate::mgpu::{self, Mgpu};
 use crate::pci::PciDevice;
-use crate::rebind::{module_users, reload};
-use crate::{Outcome, Stop};
+use crate::Stop;
 
 /// A kind of GPU.
 pub trait Gpu {
@@ -31,22 +30,6 @@ pub trait Gpu {
     fn with_route() -> Result<Fixture, Stop> {
         Expect::get()?.need_route()?;
         Self::fixture()
-    }
-
-    /// Loads the module with parameters, runs a function, and loads it without.
-    ///
-    /// # Errors
-    ///
-    /// The errors of the function; skips the subtest if there is no module.
-    #[track_caller]
-    fn with_parameters(parameters: &[&str], body: impl FnOnce() -> Outcome) -> Outcome {
-        if module_users(Self::MODULE).is_none() {
-            skip!("{} is built into the kernel", Self::MODULE);
-        }
-        reload(Self::MODULE, parameters)?;
-        let outcome = body();
-        reload(Self::MODULE, &[])?;
-        outcome
     }
 }
 

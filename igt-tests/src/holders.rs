@@ -15,7 +15,7 @@ use crate::gpu::Gpu;
 use crate::map::PAGE;
 use crate::misc;
 use crate::peer::{Mode, Peer};
-use crate::rebind::{Unbinding, Unbound};
+use crate::rebind::{with_parameters_of, Unbinding, Unbound};
 use crate::user::without_memory_lock;
 use crate::{expect_errno, uapi, Outcome, Stop};
 
@@ -282,7 +282,7 @@ pub fn parameter<G: Gpu>() -> Outcome {
             "client_pin_percent=10",
             &format!("unrevocable_percent={percent}"),
         ];
-        G::with_parameters(&parameters, || {
+        with_parameters_of(G::MODULE, &parameters, || {
             let fixture = G::fixture()?;
             let debugfs = fixture.debugfs()?;
             let seen = fixture.drm.getparam(uapi::PARAM_VRAM_CPU_VISIBLE_SIZE)?;

@@ -266,31 +266,44 @@ pub fn module_users(module: &str) -> Option<i64> {
     text.trim().parse().ok()
 }
 
-/// Skips the subtest if vvram is not a module.
+/// Skips the subtest if a driver is not a module.
 ///
 /// # Errors
 ///
 /// The skip.
 #[track_caller]
-pub fn need_module() -> Outcome {
-    if module_users("vvram").is_none() {
-        skip!("vvram is built into the kernel");
+pub fn need_module(module: &str) -> Outcome {
+    if module_users(module).is_none() {
+        skip!("{module} is built into the kernel");
     }
     Ok(())
 }
 
-/// Loads vvram with parameters, runs a test, loads vvram without them again, and checks that it
-/// works.
+/// Loads a module with parameters, runs a test, and loads the module without them again.
+///
+/// # Errors
+///
+/// The errors of the test; skips it if the driver is not a module.
+#[track_caller]
+pub fn with_parameters_of(
+    module: &str,
+    parameters: &[&str],
+    body: impl FnOnce() -> Outcome,
+) -> Outcome {
+    need_module(module)?;
+    let outcome = reload(module, parameters).and_then(|()| body());
+    reload(module, &[])?;
+    outcome
+}
+
+/// As [`with_parameters_of`] vvram, and checks that it works without them.
 ///
 /// # Errors
 ///
 /// The errors of the test; skips it if vvram is not a module.
 #[track_caller]
 pub fn with_parameters(parameters: &[&str], body: impl FnOnce() -> Outcome) -> Outcome {
-    need_module()?;
-    let outcome = reload("vvram", parameters).and_then(|()| body());
-    reload("vvram", &[])?;
-    outcome?;
+    with_parameters_of("vvram", parameters, body)?;
     works()
 }
 

@@ -699,7 +699,7 @@ fn storm() -> Outcome {
 /// unloaded.
 fn unbind() -> Outcome {
     let fixture = Fixture::open()?;
-    need_module()?;
+    need_module("vvram")?;
     let debugfs = DebugFs::open(&fixture.gpu)?;
     let object = fixture.drm.create_flags(PAGE64, EITHER)?;
     let text = format!("{} system", object.info()?.id);

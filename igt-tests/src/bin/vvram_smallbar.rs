@@ -216,7 +216,7 @@ fn too_large() -> Outcome {
 }
 
 fn pin_percent() -> Outcome {
-    need_module()?;
+    need_module("vvram")?;
     for percent in [0, 25, 1000] {
         reload("vvram", &[&format!("pin_percent={percent}")])?;
         let drm = Drm::open()?;

@@ -18,9 +18,16 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::policy::IMPORTERS;
 use vvram_tests::proc::{sleep_forever, Child, KernelLog, Steps};
-use vvram_tests::rebind::{delete_module, module_users as users, reload, Unbinding, Unbound};
+use vvram_tests::rebind::{
+    delete_module,
+    module_users as users,
+    need_module,
+    reload,
+    Unbinding,
+    Unbound, //
+};
 use vvram_tests::{
-    check, check_eq, check_ok, expect_errno, fail, igt_main, skip, uapi, Outcome, Stop, SysError,
+    check, check_eq, check_ok, expect_errno, fail, igt_main, uapi, Outcome, Stop, SysError,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -511,9 +518,7 @@ fn peer_mid_transfer() -> Outcome {
 }
 
 fn module_busy() -> Outcome {
-    if users("vvram").is_none() {
-        skip!("vvram is built into the kernel");
-    }
+    need_module("vvram")?;
     let before = users("vvram");
     let buffer = {
         let drm = Drm::open()?;
@@ -547,9 +552,7 @@ fn module_busy() -> Outcome {
 }
 
 fn peer_module_busy() -> Outcome {
-    if users("edu_peer").is_none() {
-        skip!("edu_peer is built into the kernel");
-    }
+    need_module("edu_peer")?;
     let peer = Peer::open()?;
     expect_errno(
         "unloading edu_peer while a file is open",
@@ -562,9 +565,7 @@ fn peer_module_busy() -> Outcome {
 
 fn module_reload() -> Outcome {
     for module in ["vvram", "edu_peer"] {
-        if users(module).is_none() {
-            skip!("{module} is built into the kernel");
-        }
+        need_module(module)?;
     }
     for _ in 0..2 {
         reload("vvram", &[])?;
