@@ -327,19 +327,21 @@ impl Fences {
         }
         self.points = point;
         // The work does not wait any more when this fails.
-        let file = self.binary.file();
+        let before = self.binary.wait(0);
         let is_late = !self.late.0.poll(0)?;
-        let is_early = match &file {
-            Ok(file) if is_late => file.poll(0)?,
-            _ => false,
-        };
         if is_late {
             self.time.step()?;
         }
-        if is_early {
-            return Err(wrong("the work did not wait"));
+        match before {
+            Ok(()) if is_late => return Err(wrong("the work did not wait")),
+            Err(error) if error.errno != libc::ETIME => return Err(error),
+            _ => (),
         }
-        let file = file?;
+        // There is a fence, so that EINVAL means that there was no memory for the file.
+        let file = self.binary.file().map_err(|error| match error.errno {
+            libc::EINVAL => SysError::new("SYNCOBJ_HANDLE_TO_FD".to_string(), libc::ENOMEM),
+            _ => error,
+        })?;
         if !file.poll(20_000)? {
             return Err(wrong("the fence of the work does not signal"));
         }
