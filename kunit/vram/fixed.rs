@@ -300,10 +300,14 @@ mod tests {
             let new = || Object::new(card.device(), PAGE as usize, ());
 
             let freed = Meanwhile::new(move || drop(object))?;
-            check!(soon(|| freed.is_over()));
-            check_eq!(new().err(), Some(ENOSPC));
-            check!(shared_queue_is_idle()?);
+            let is_over = soon(|| freed.is_over());
+            let error = new().err();
+            let is_idle = shared_queue_is_idle();
+            // A test that fails ends, too.
             job.signal(Ok(()));
+            check!(is_over);
+            check_eq!(error, Some(ENOSPC));
+            check!(is_idle?);
             check!(soon(|| new().is_ok()));
             freed.end()
         })
