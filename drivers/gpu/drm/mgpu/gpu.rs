@@ -12,7 +12,10 @@ use kernel::{
         Device, //
     },
     dma_buf::fence::SignallingSection,
-    drm::vram::Allocator,
+    drm::{
+        gem::ttm::SAVE_TIME,
+        vram::Allocator, //
+    },
     io::poll::read_poll_timeout,
     pci::{
         self,
@@ -63,9 +66,8 @@ fn poll_time() -> Msecs {
 }
 
 /// How much longer the jobs that have begun may take before the system sleeps than a job that
-/// hangs, in milliseconds, and the most that is for such a job.
+/// hangs, in milliseconds.
 const MORE: Msecs = 1000;
-const MOST: Msecs = 15_000;
 
 /// The handler of interrupts.
 struct Events {
@@ -233,7 +235,7 @@ impl Gpu {
     ///
     /// `EBUSY` if the jobs take too long. They go on.
     pub(crate) fn sleep(&self) -> Result {
-        let limit = ring::timeout_ms().min(MOST) + MORE;
+        let limit = ring::timeout_ms().min(SAVE_TIME) + MORE;
 
         self.recovery.set_held(true);
         let is_idle = read_poll_timeout(

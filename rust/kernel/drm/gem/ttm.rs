@@ -348,7 +348,10 @@ pub use self::{
         Reserved, //
     },
     placed::Placed,
-    suspend::Content, //
+    suspend::{
+        Content,
+        SAVE_TIME, //
+    }, //
 };
 pub(crate) use self::{
     mmap::io_mem_pfn_callback,

@@ -77,7 +77,7 @@ use core::ptr::NonNull;
 
 /// How long a suspend waits for the work on an object, in milliseconds, as long as TTM does for a
 /// move.
-const SAVE_TIME: Msecs = 15_000;
+pub const SAVE_TIME: Msecs = 15_000;
 
 /// How often putting back the content of an object is tried again if there is no memory.
 const RESTORE_ATTEMPTS: usize = 100;
