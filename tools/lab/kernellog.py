@@ -18,8 +18,9 @@ from pathlib import Path
 import kernel
 from igt import Verdict
 
-# The parameters that a guest needs on its command line.
-CMDLINE = "console_msg_format=syslog"
+# The parameters that a guest needs on its command line. The messages of a system that hangs on its
+# way to sleep or back have to be seen as well.
+CMDLINE = "console_msg_format=syslog no_console_suspend"
 EXPECTED = Path(__file__).parent / "expected-log.txt"
 # Facility and level, as syslog has them in one number; the kernel itself is facility 0.
 LINE = re.compile(r"<(\d+)>\[ *\d+\.\d+\] ?(.*)")
