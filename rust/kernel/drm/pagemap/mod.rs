@@ -409,9 +409,10 @@ impl<T: Driver> PageMap<T> {
 
         // INVARIANT: As above, and as the caller promises.
         Ok(try_pin_init!(Self {
-            base <- base,
             bar,
             data <- data,
+            // Its pages are visible to others at once, who ask for the page of the BAR.
+            base <- base,
         }? Error))
     }
 
