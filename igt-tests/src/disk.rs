@@ -158,19 +158,25 @@ impl Direct {
         })
     }
 
-    /// Starts a transfer in a thread, which sends the result: 0 or an errno.
+    /// Makes a transfer in a thread, which sends the result: 0 or an errno.
+    pub fn spawn(&self, way: Way, part: Part, offset: u64) -> Receiver<i32> {
+        let (fd, (send, receive)) = (self.fd(), channel());
+        thread::spawn(move || {
+            let errno = transfer(fd, way, part, offset).err().unwrap_or(0);
+            let _ = send.send(errno);
+        });
+        receive
+    }
+
+    /// As [`Self::spawn`], and waits until the pages are pinned.
     ///
     /// # Errors
     ///
     /// Fails the subtest if it has not begun to wait within 20 seconds.
     #[track_caller]
     pub fn start(&self, way: Way, part: Part, offset: u64) -> Result<Receiver<i32>, Stop> {
-        let (fd, (send, receive)) = (self.fd(), channel());
         let begun = pinned()?;
-        thread::spawn(move || {
-            let errno = transfer(fd, way, part, offset).err().unwrap_or(0);
-            let _ = send.send(errno);
-        });
+        let receive = self.spawn(way, part, offset);
         let pages = (part.len / PAGE) as i64;
         let begun = misc::poll(Duration::from_secs(20), || {
             (pinned().ok()? >= begun + pages).then_some(())

@@ -988,12 +988,6 @@ fn raw_pci(pdev: &pci::Device) -> *mut bindings::pci_dev {
     unsafe { kernel::container_of!(raw_device(pdev.as_ref()), bindings::pci_dev, dev) }
 }
 
-/// Lets a device refuse new mappings of its memory, as it does while it is reset, or permit them.
-pub(crate) fn refuse(pdev: &pci::Device<device::Bound>, is_refused: bool) {
-    // SAFETY: The device is valid, and its driver, which has the memory, is bound.
-    unsafe { bindings::pci_p2pdma_refuse(raw_pci(pdev), is_refused) };
-}
-
 /// Makes a device look as if it was removed by surprise, until the value is dropped.
 pub(crate) struct Gone(*mut bindings::pci_dev, u32);
 

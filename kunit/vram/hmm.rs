@@ -10,7 +10,6 @@ use crate::{
     },
     bench::{
         behind,
-        refuse,
         with_device,
         BAR,
         PAGE, //
@@ -446,21 +445,6 @@ mod tests {
             check_eq!(access(4)?, None);
             check!(edu.get()?[..] == content(Some(1), 5)?[..]);
             check!(memory.has(6, Some(2), 4)?);
-
-            // A refusal ends, as that of a device which is being reset.
-            if kind.is_supported() {
-                card.migrate_to(64 * PAGE, &memory, 4, 4)?;
-                refuse(pdev, true);
-                let refused = access(3);
-                refuse(pdev, false);
-                check_eq!(refused?, None);
-                check!(import.was_p2p_denied());
-                check!(memory.has(6, Some(2), 3)?);
-                card.migrate_to(64 * PAGE, &memory, 4, 4)?;
-                check_eq!(access(4)?, Some(kind));
-                check_eq!(card.used()?, 4 * PAGE);
-                check!(card.shows(66 * PAGE, Some(2), 4)?);
-            }
             Ok(())
         })
     }

@@ -149,9 +149,9 @@ ARM64_VRAM = {"arm64-64k": "64M"}
 DISK_KINDS = ("vvram_direct_io",)
 DISK_ONCE = ("mem_pages", "vvram_direct_files", "vvram_direct_life")
 # With swiotlb=force: all DMA to system memory is copied, and DMA to VRAM must not be.
-DISK_BOUNCED = ("vvram_direct_bounce",)
-# With swiotlb=force and a disk, which needs the copy, and so retries requests to VRAM for ever.
-DISK_STUCK = ("vvram_direct_stuck",)
+DISK_BOUNCED = ("vvram_direct_bounce@none",)
+# The same where DMA to VRAM would have to be copied, which is not possible.
+DISK_UNMAPPED = ("vvram_direct_bounce@fails",)
 # With VRAM in another order than the pages of the BAR.
 DISK_SCRAMBLED = ("vvram_direct_io@read", "vvram_direct_io@write", "vvram_direct_io@parts")
 # Devices see other memory than the CPU here, so code that forgets to synchronize fails.
@@ -164,7 +164,7 @@ SCRAMBLED = ("vvram_copy", "vvram_matrix@vram-dynamic", "vvram_matrix@vram-revoc
              "vvram_vm", "vvram_vmap")
 SCRAMBLED_SOAK = (*SCRAMBLED, "vvram_export", "vvram_matrix", "vvram_storm")
 # Machines of a topology that differ from it, by the name that their boots and mutations have.
-VARIANTS = {"bounce": "swiotlb=force", "stuck": "swiotlb=force",
+VARIANTS = {"bounce": "swiotlb=force", "unmapped": "swiotlb=force",
             "tracked": "swiotlb=force,track_hiwater",
             "scramble": "vvram.scramble=1 vvram.holes=1"}
 # The tests of IGT that open any driver, the one that IGT_FORCE_DRIVER names; those for displays
@@ -298,7 +298,7 @@ def own():
             *once("check"), igt("check-bounce", variant("bounce"), BOUNCED),
             igt("check-tracked", disk("tracked"), DISK_BOUNCED),
             igt("check-scramble", disk("scramble"), (*SCRAMBLED, *DISK_SCRAMBLED)),
-            igt("check-stuck", disk("stuck"), DISK_STUCK),
+            igt("check-unmapped", disk("unmapped"), DISK_UNMAPPED),
             *[igt(f"check-{topology.name}", topology, (*on_pair(topology), *TOOL_EVERYWHERE))
               for topology in topologies.PAIRS if of_kinds(topology)],
             *[dataclasses.replace(igt(f"check-original-{name}", topologies.find(name), ORIGINAL),
@@ -360,7 +360,7 @@ def variant(name, topology=SWITCH):
 
 def disk(kind):
     """The machine with a disk that has one of `VARIANTS`."""
-    return variant(kind, topologies.find("disk-host-bridge" if kind == "stuck" else "disk-switch"))
+    return variant(kind, topologies.find("disk-host-bridge" if kind == "unmapped" else "disk-switch"))
 
 
 def of_kinds(topology):

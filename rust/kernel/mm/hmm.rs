@@ -648,7 +648,7 @@ impl<T: Mirror> Import<T> {
         // The memory is allocated without the lock.
         let mut pages = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
 
-        // A refusal may be over the next time: a peer refuses while it is reset.
+        // The next pages may be of a peer that the device reaches.
         let mut allows_p2p = true;
 
         loop {

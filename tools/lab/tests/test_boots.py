@@ -33,7 +33,7 @@ from steps import LabError
 
 SWITCH = topologies.find("switch")
 # Programs without a test of concurrency: a task, and another one that waits for it.
-ALONE = ("mgpu_large", "vvram_bounce", "vvram_direct_bounce", "vvram_direct_stuck", "vvram_sync")
+ALONE = ("mgpu_large", "vvram_bounce", "vvram_direct_bounce", "vvram_sync")
 
 
 class Console:
@@ -242,7 +242,8 @@ class Plan(unittest.TestCase):
         programs = {path.stem for path in (pipeline.REPO / "igt-tests/src/bin").glob("*_*.rs")}
         table = [*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.TOOL, *plan.PAIR,
                  *plan.PAIR_ONCE, *plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.DISK_KINDS, *plan.DISK_ONCE,
-                 *plan.DISK_BOUNCED, *plan.DISK_STUCK, *plan.GPU_KINDS,
+                 *{test.partition("@")[0] for test in plan.DISK_BOUNCED + plan.DISK_UNMAPPED},
+                 *plan.GPU_KINDS,
                  *plan.GPU_ONCE, *plan.GPU_LARGE, "mgpu_chaos", *plan.GPU_FAULTS, *plan.FUZZ]
         table += set(plan.BOUNCED) - set(table)
         self.assertEqual(sorted(table), sorted(programs))
@@ -253,7 +254,7 @@ class Plan(unittest.TestCase):
         for program in (*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.TOOL, *plan.PAIR,
                         *plan.PAIR_ONCE, *plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.GENERIC, *plan.BOUNCED,
                         *plan.DISK_KINDS, *plan.DISK_ONCE, *plan.DISK_BOUNCED,
-                        *plan.DISK_STUCK, *plan.GPU_KINDS,
+                        *plan.DISK_UNMAPPED, *plan.GPU_KINDS,
                         *plan.GPU_ONCE, *plan.GPU_CHAOS_SHORT, *plan.GPU_FAULTS_OWN):
             self.assertIn(program, named)
 

@@ -183,7 +183,7 @@ class List(unittest.TestCase):
         ran = {"": {*plan.EVERYWHERE, *plan.TOOL, *plan.KINDS, *plan.ONCE}, "bounce": plan.BOUNCED,
                "scramble": {test.partition("@")[0] for test in plan.SCRAMBLED},
                "pair": (*plan.PAIR, *plan.PAIR_ONCE), "rdma": {*plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE},
-               "disk": {*plan.DISK_KINDS, *plan.DISK_ONCE, *plan.DISK_STUCK},
+               "disk": {*plan.DISK_KINDS, *plan.DISK_ONCE, "vvram_direct_bounce"},
                "gpu": {*plan.GPU_KINDS, *plan.GPU_ONCE, *plan.GPU_FAULTS}}
         for m in self.mutations:
             self.assertNotEqual(bool(m.tests), bool(m.suites), m.id)

@@ -11,9 +11,6 @@
 //! A wait with a lock held that a page fault takes never ends, because direct I/O keeps the first
 //! pages of a buffer and then faults the next ones in. For that reason [`Busy`] has no way to wait.
 //!
-//! A disk may try to map the pages of a request repeatedly, and keep them meanwhile. Code that
-//! waits for it makes these attempts fail: [`Refused`].
-//!
 //! A page whose count falls to 0 would be put into the pool that the driver has taken. So the first
 //! reference is never put: the count is changed from 1 to 0 if it is the only one.
 //!
@@ -26,12 +23,10 @@ use super::pages::{
 };
 use crate::{
     bindings,
-    device,
     page::{
         PAGE_MASK,
         PAGE_SHIFT, //
     },
-    pci::Device,
     prelude::*,
     sync::Arc, //
 };
@@ -210,33 +205,5 @@ impl Live {
             unsafe { bindings::page_ref_unfreeze(page, 1) };
         }
         Err(Busy(self))
-    }
-}
-
-/// A device whose memory gets no new mappings for DMA, until the value is dropped.
-///
-/// Existing mappings stay. A request that has references to pages, and whose driver maps them late
-/// or once more, fails as if there were no route.
-///
-/// Mirrors `pci_p2pdma_refuse()`.
-#[must_use = "mappings are permitted when it is dropped"]
-pub(crate) struct Refused<'a>(&'a Device<device::Bound>);
-
-impl<'a> Refused<'a> {
-    /// Refuses new mappings of all BARs of the device. There may be one such value of a device at a
-    /// time: that of the driver that has the pages.
-    pub(crate) fn new(pages: &BarPages<'a>) -> Self {
-        let pdev = pages.device();
-
-        // SAFETY: The device is bound, and valid.
-        unsafe { bindings::pci_p2pdma_refuse(pdev.as_raw(), true) };
-        Self(pdev)
-    }
-}
-
-impl Drop for Refused<'_> {
-    fn drop(&mut self) {
-        // SAFETY: The device is bound, and valid.
-        unsafe { bindings::pci_p2pdma_refuse(self.0.as_raw(), false) };
     }
 }

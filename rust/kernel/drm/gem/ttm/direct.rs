@@ -60,8 +60,7 @@ use crate::{
         live::{
             Busy,
             Idle,
-            Live,
-            Refused, //
+            Live, //
         },
         BarPages, //
     },
@@ -570,7 +569,7 @@ pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_d
             }
         };
 
-        // The objects are reported before the refusal below ends the accesses of a disk.
+        // All mappings are removed before the first wait.
         for_each(&|obj| {
             // The wait is not interruptible, so it does not fail.
             if let Ok(mut object) = obj.reserve(false) {
@@ -579,10 +578,6 @@ pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_d
                 }
             }
         });
-
-        // A disk that cannot map a page, and would try for ever, gives up. After a reset the pages
-        // belong to another device, so the refusal ends here.
-        let _refused = Refused::new(pages);
 
         for_each(&|obj| await_idle(obj, pages, since));
     });
