@@ -54,6 +54,10 @@ igt_main! {
         || private("write_after_fork");
     "write-after-fork-huge", "the same with a huge page",
         || private("write_after_fork_huge");
+    "trapped", "a device reads its pages, and userfaultfd traps that",
+        || private("trapped");
+    "trapped-huge", "the same with a huge page",
+        || private("trapped_huge");
     "read-inside-huge", "a device reads a part of a huge page of its own",
         || private("read_inside_huge");
     "snapshot-of-others", "what a device sees of the pages of another one",
@@ -82,6 +86,10 @@ igt_main! {
         || p2p("write_after_fork");
     "p2p-write-after-fork-huge", "the same with a huge page",
         || p2p("write_after_fork_huge");
+    "p2p-trapped", "a peer reads pages, and userfaultfd traps that",
+        || p2p("trapped");
+    "p2p-trapped-huge", "the same with a huge page",
+        || p2p("trapped_huge");
     "p2p-not-asked-for", "a peer that does not ask for it gets pages migrated",
         || p2p("not_asked_for");
     "p2p-release", "a device gives up its memory while a peer uses it",
