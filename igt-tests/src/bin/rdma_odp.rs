@@ -6,16 +6,28 @@
 //! process tells where each page is, and how many pages have moved to system memory because of page
 //! faults. If the NIC accesses a page without such a fault, it has used the P2PDMA page.
 
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
 use vvram_tests::dmirror::{Mirror, TestHmm, ABSENT, ON_DEVICE, WRITABLE, ZEROES};
 use vvram_tests::fixture::patterns;
 use vvram_tests::map::{Map, PAGE};
+use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::rdma::{OdpP2p, Setup};
 use vvram_tests::svm::holds;
 use vvram_tests::verbs::Nic;
-use vvram_tests::{check_eq, check_ok, igt_main, Outcome, Stop, SysError};
+use vvram_tests::{check_eq, check_ok, expect_errno, igt_main, Outcome, Stop, SysError};
 
 const PAGES: usize = 16;
+
+/// Pages of a huge page.
+const HUGE: usize = 512;
+/// How often a huge page goes while it is prefetched.
+const ROUNDS: usize = 100;
+/// The longest time that a thread waits before it discards the page, in microseconds.
+const LATEST: u64 = 500;
 
 /// Memory of this process, and its region.
 struct Registration<'a> {
@@ -201,6 +213,62 @@ fn not_asked() -> Outcome {
     })
 }
 
+/// A prefetch fails because of what is behind a huge page, which is discarded meanwhile. The NIC
+/// does not use the memory that was there, which others have then.
+fn left_behind() -> Outcome {
+    let nic = Nic::open(None)?;
+    let map = Map::private_aligned((HUGE + 1) * PAGE, HUGE * PAGE)?;
+    let others = Map::private_aligned(HUGE * PAGE, HUGE * PAGE)?;
+    for memory in [&map, &others] {
+        memory.advise(0..HUGE, libc::MADV_HUGEPAGE)?;
+    }
+    let setup = Setup::on_demand(&nic, &map)?;
+    map.protect(HUGE..HUGE + 1, libc::PROT_NONE)?;
+
+    // HMM reports these pages last.
+    let first = HUGE - PAGES;
+    let (offset, len) = ((first * PAGE) as u64, (PAGES * PAGE) as u32);
+    let (a, b) = patterns();
+    let mut random = Lcg::new(misc::seed());
+    for round in 0..ROUNDS {
+        map.fill_pages(a, first, PAGES);
+        let delay = Duration::from_micros(random.below(LATEST));
+        let begin = Barrier::new(2);
+        let (prefetched, discarded) = thread::scope(|scope| {
+            let discards = scope.spawn(|| {
+                begin.wait();
+                let since = Instant::now();
+                while since.elapsed() < delay {}
+                map.advise(0..HUGE, libc::MADV_DONTNEED)?;
+                others.fill_pages(a, first, PAGES);
+                Ok::<_, SysError>(())
+            });
+            begin.wait();
+            (
+                setup.target.prefetch(map.len() as u32),
+                discards
+                    .join()
+                    .unwrap_or_else(|_| Err(SysError::new("a thread", libc::EIO))),
+            )
+        });
+        discarded?;
+        expect_errno("a prefetch beyond the huge page", prefetched, libc::EFAULT)?;
+
+        map.fill_pages(b, first, PAGES);
+        setup
+            .pair
+            .read((&setup.target, offset), (setup.host.region(), offset), len)?;
+        check_ok!(
+            setup.host.map().verify_pages(b, first, PAGES),
+            "what the NIC has read in round {round}"
+        );
+        for memory in [&map, &others] {
+            memory.advise(0..HUGE, libc::MADV_DONTNEED)?;
+        }
+    }
+    Ok(())
+}
+
 igt_main! {
     "stays", "read, write and fetch-and-add reach the pages where they are",
         || reaches(Registered::Before);
@@ -210,5 +278,6 @@ igt_main! {
     "mixed", "the page that the CPU needs moves, and no other one", mixed;
     "released", "a region follows its pages out of the device, and back", released;
     "unbound", "a region outlives the device that its pages are on", unbound;
+    "left-behind", "a prefetch that fails leaves no page that has gone", left_behind;
     "not-asked", "a region that does not ask for it has its pages migrated", not_asked;
 }
