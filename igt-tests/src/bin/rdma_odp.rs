@@ -16,14 +16,12 @@ use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::rdma::{OdpP2p, Setup};
-use vvram_tests::svm::holds;
+use vvram_tests::svm::{holds, HUGE};
 use vvram_tests::verbs::Nic;
 use vvram_tests::{check, check_eq, check_ok, expect_errno, igt_main, Outcome, Stop, SysError};
 
 const PAGES: usize = 16;
 
-/// Pages of a huge page.
-const HUGE: usize = 512;
 /// How often a huge page goes while it is prefetched.
 const ROUNDS: usize = 100;
 
