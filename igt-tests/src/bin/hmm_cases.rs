@@ -20,15 +20,17 @@ fn case(name: &str) -> Outcome {
     for line in text.lines() {
         say(line);
     }
-    for line in String::from_utf8_lossy(&ran.stderr).lines() {
+    let errors = String::from_utf8_lossy(&ran.stderr);
+    for line in errors.lines() {
         say(line);
     }
     // The line of a case that is skipped begins with "ok", too, but is longer.
     let passed = format!("ok 1 {name}");
     check!(
         ran.status.success() && text.lines().any(|line| line == passed),
-        "{name} did not pass: {}",
-        ran.status
+        "{name} did not pass: {}: {}",
+        ran.status,
+        errors.trim().replace('\n', ", ")
     );
     Ok(())
 }
