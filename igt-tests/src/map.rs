@@ -5,6 +5,8 @@
 use std::io::Read;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
+use std::thread::sleep;
+use std::time::Duration;
 
 use crate::pattern::{Compare, Mismatch, Pattern};
 use crate::SysError;
@@ -140,6 +142,24 @@ impl Map {
         self.with_pages("madvise()", pages, |address, len| unsafe {
             libc::madvise(address, len, advice)
         })
+    }
+
+    /// Makes huge pages of some pages, which have to be in the state for it.
+    ///
+    /// The kernel does not wait for a page that it cannot isolate at this moment, and returns
+    /// `EAGAIN`.
+    ///
+    /// # Errors
+    ///
+    /// Any other error of `madvise(MADV_COLLAPSE)`, and `EAGAIN` if it stays.
+    pub fn collapse(&self, pages: std::ops::Range<usize>) -> Result<(), SysError> {
+        for _ in 1..100 {
+            match self.advise(pages.clone(), libc::MADV_COLLAPSE) {
+                Err(error) if error.errno == libc::EAGAIN => sleep(Duration::from_millis(10)),
+                ended => return ended,
+            }
+        }
+        self.advise(pages, libc::MADV_COLLAPSE)
     }
 
     /// Writes what was changed to the file of the mapping, and waits for it.

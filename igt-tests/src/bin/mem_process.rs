@@ -368,7 +368,7 @@ fn collapsed() -> Outcome {
     writes(&peer, b, &[1, HUGE - 1])?;
     check!(!is_huge(&map)?, "the memory is a huge page at first");
     let before = peer.memory_counters()?.invalidations;
-    map.advise(0..HUGE, libc::MADV_COLLAPSE)?;
+    map.collapse(0..HUGE)?;
     check!(is_huge(&map)?, "the memory is no huge page");
     let after = peer.memory_counters()?.invalidations;
     check!(after > before, "the huge page invalidated nothing");
@@ -386,7 +386,7 @@ fn collapsed() -> Outcome {
     let data = bytes(b, 4, 2);
     let moved = during(
         || peer.memory_try_write(4 * PAGE64, &data),
-        |_| Ok(map.advise(0..HUGE, libc::MADV_COLLAPSE)?),
+        |_| Ok(map.collapse(0..HUGE)?),
     )?;
     complete(moved, 2)?;
     check!(is_huge(&map)?, "the memory is no huge page");
@@ -399,7 +399,7 @@ fn collapsed() -> Outcome {
     drm.svm_migrate(&part, 8..16)?;
     check_places(&part, |page| (8..16).contains(&page))?;
     let back = drm.svm_moved_back()?;
-    part.advise(0..HUGE, libc::MADV_COLLAPSE)?;
+    part.collapse(0..HUGE)?;
     check!(
         is_huge(&part)?,
         "the memory with pages of VRAM is no huge page"
