@@ -3,7 +3,9 @@
 //! Every operation of the driver of the modelled GPU, with each of its allocations and copies
 //! failing in turn: a call that fails has changed and published nothing.
 
+use std::cell::Cell;
 use std::mem::ManuallyDrop;
+use std::thread::sleep;
 use std::time::Duration;
 
 use vvram_tests::compute::{ballast, sum, Bench, Op, Vm, VmCreate, VmDestroy};
@@ -730,7 +732,12 @@ fn report() -> Outcome {
     let gpu = Mgpu::first()?;
     no_dump(&gpu.pci)?;
     let bench = Bench::new(&gpu)?;
+    let reports = Cell::new(0);
     let fault = || {
+        // There are ten reports in five seconds at most.
+        if reports.replace(reports.get() + 1) % 10 == 9 {
+            sleep(Duration::from_secs(6));
+        }
         gpu.inject_into(COMPUTE, Error::Fault, 0)?;
         let jobs = [
             bench.vm.exec(&[Op::add(RESULTS, 1)])?,
