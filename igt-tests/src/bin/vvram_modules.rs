@@ -222,6 +222,7 @@ fn edu_peer() -> Outcome {
     let object = fixture.drm.create(4 * PAGE64)?;
     let buffer = object.export()?;
     fixture.peer.attach(&buffer, Mode::Dynamic)?;
+    let slow = edu::slow()?;
     fixture.peer.submit_read(0, 4 * PAGE)?;
     let fence = buffer.sync_file(WRITE)?;
     check_eq!(fence.drivers()?, ["edu_peer"], "driver of the fence");
@@ -233,7 +234,6 @@ fn edu_peer() -> Outcome {
     peer.finish_read(&mut [0; 4 * PAGE])?;
     drop(fence);
     // The detach comes in the middle of this transfer.
-    let slow = edu::slow()?;
     peer.submit_read(0, 4 * PAGE)?;
     let fence = buffer.sync_file(WRITE)?;
     check_eq!(fence.status()?, 0, "status of the fence of a transfer");
