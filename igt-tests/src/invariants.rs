@@ -337,13 +337,12 @@ impl Dma {
     }
 
     fn add_to(&mut self, all: &mut Snapshot) {
-        // A check that has run out of memory forgets no mapping any more.
-        if fs::read_to_string(self.folder.join("disabled")).is_ok_and(|text| text.trim() == "Y") {
-            return;
-        }
+        // A check that has run out of memory lists nothing any more: what it has listed last stays.
+        let disabled = fs::read_to_string(self.folder.join("disabled"));
+        let works = !disabled.is_ok_and(|text| text.trim() == "Y");
         let value = |name| number(&self.folder.join(name));
         let now = (|| value("nr_total_entries")?.checked_sub(value("num_free_entries")?))();
-        if now.is_none() || now != self.all {
+        if works && (now.is_none() || now != self.all) {
             let path = self.folder.join("dump");
             let ours = &mut self.ours;
             all.read(&path, |_, text| {
