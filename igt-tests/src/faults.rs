@@ -40,16 +40,21 @@ const SETTINGS: [(&str, &str); 7] = [
 ];
 /// The default value of each attribute, because a subtest that was killed may have left another
 /// one.
-const NEUTRAL: [(&str, &str); 6] = [
+const NEUTRAL: [(&str, &str); 8] = [
     ("probability", "0"),
     ("task-filter", "N"),
     ("require-start", "0"),
     ("require-end", "0xffffffffffffffff"),
+    ("reject-start", "0"),
+    ("reject-end", "0"),
     ("interval", "1"),
     ("times", "1"),
 ];
 /// The attributes for workers, which fail allocations and not copies to processes.
 const ALLOCATORS: [&str; 2] = ["failslab", "fail_page_alloc"];
+/// What maps memory in the direct map of x86, for which it writes to a page table that it has not
+/// got. See `alloc_low_page()` and `phys_pud_init()`.
+const DIRECT_MAP: &str = "init_memory_mapping";
 /// The attribute for copies.
 const COPIES: &str = "fail_usercopy";
 
@@ -159,6 +164,15 @@ impl Faults {
         let (root, mut settings) = settings()?;
         for attribute in ALLOCATORS.iter().chain([&COPIES]) {
             settings.set(root.join(attribute).join("times"), &ALL.to_string())?;
+        }
+        if let Some((start, end)) = Code::Function(DIRECT_MAP).range() {
+            for (name, value) in [
+                ("stacktrace-depth", "32".to_string()),
+                ("reject-start", start.to_string()),
+                ("reject-end", end.to_string()),
+            ] {
+                settings.set(root.join("fail_page_alloc").join(name), &value)?;
+            }
         }
         let nth = OpenOptions::new()
             .read(true)
@@ -352,6 +366,8 @@ pub enum Code {
     Module(&'static str),
     /// The code of the kernel crate for DRM and dma-buf.
     Layers,
+    /// A function of the kernel, by its name.
+    Function(&'static str),
 }
 
 impl Code {
@@ -365,6 +381,7 @@ impl Code {
                 let (address, kind, name) = (words.next()?, words.next()?, words.next()?);
                 let module = words.next().unwrap_or_default();
                 let is_of = match self {
+                    Self::Function(ours) => module.is_empty() && name == ours,
                     Self::Module(ours) => module.trim_matches(['[', ']']) == ours,
                     Self::Layers => {
                         module.is_empty()
