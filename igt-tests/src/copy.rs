@@ -159,7 +159,8 @@ impl Fenced {
             .fences
             .run(|ins, outs| drm.copy_syncs(argument, ins, outs));
         if result.is_err() && self.fences.queued() == queued {
-            // A copy that is queued now is done after it, if it was queued.
+            // If it was queued, it is done now, before a copy that is queued behind it.
+            self.fences.release()?;
             let (src, dst) = (drm.create(SIZE)?, drm.create(SIZE)?);
             drm.copy((&src, 0), (&dst, 0), SIZE)?.poll(20_000)?;
         }

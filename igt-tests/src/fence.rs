@@ -299,6 +299,18 @@ impl Fences {
         })
     }
 
+    /// Lets work run that waits for these fences.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the calls.
+    pub fn release(&self) -> Result<(), SysError> {
+        if !self.late.0.poll(0)? {
+            self.time.step()?;
+        }
+        Ok(())
+    }
+
     /// How often work was queued.
     pub fn queued(&self) -> u64 {
         self.points
@@ -329,9 +341,7 @@ impl Fences {
         // The work does not wait any more when this fails.
         let before = self.binary.wait(0);
         let is_late = !self.late.0.poll(0)?;
-        if is_late {
-            self.time.step()?;
-        }
+        self.release()?;
         match before {
             Ok(()) if is_late => return Err(wrong("the work did not wait")),
             Err(error) if error.errno != libc::ETIME => return Err(error),
