@@ -78,10 +78,10 @@ rust_helper_pci_p2pdma_map_type(struct p2pdma_provider *provider,
 	return pci_p2pdma_map_type(provider, dev);
 }
 
-__rust_helper enum pci_p2pdma_map_type
+__rust_helper void
 rust_helper_pci_p2pdma_decide(struct pci_dev *provider, struct pci_dev *client,
-			      struct pci_p2pdma_decision *decision, bool verbose)
+			      struct pci_p2pdma_decision *decision)
 {
-	return pci_p2pdma_decide(provider, client, decision, verbose);
+	pci_p2pdma_decide(provider, client, decision);
 }
 #endif

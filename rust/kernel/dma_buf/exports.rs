@@ -282,7 +282,7 @@ impl Registry {
             return MapType::from_raw((found & KIND) as u32);
         }
 
-        // This walk is silent. `map_type()` warns if there is no route.
+        // The first walk decides. This one warns of nothing.
         provider.distance(importer);
         let map_type = provider.map_type(importer);
         // CAST: `usize` has at least as many bits.

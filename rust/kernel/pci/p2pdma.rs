@@ -356,16 +356,15 @@ impl<'a> Provider<'a> {
 
     /// Returns how `client` reaches the BAR, with the facts that decide it.
     ///
-    /// [`Self::distance`] and [`Self::map_type`] agree with it. Mirrors `pci_p2pdma_decide()`.
+    /// The kind of mapping is that of [`Self::map_type`], which stays if the facts change after it
+    /// was called. Mirrors `pci_p2pdma_decide()`.
     #[inline(never)]
     pub fn decide(&self, client: &Device) -> Decision {
         let mut raw = bindings::pci_p2pdma_decision::default();
 
         // SAFETY: By the type invariant `pdev` is a valid device, and so is `client`. The structure
         // is written to and not kept.
-        unsafe {
-            bindings::pci_p2pdma_decide(self.pdev.as_raw(), client.as_raw(), &mut raw, false)
-        };
+        unsafe { bindings::pci_p2pdma_decide(self.pdev.as_raw(), client.as_raw(), &mut raw) };
 
         // SAFETY: The bridges are above one of both devices. A device keeps its bus, and the bus
         // keeps the bridge above it, for as long as the device is valid.
