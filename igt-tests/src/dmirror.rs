@@ -21,6 +21,8 @@ use crate::{Outcome, Stop, SysError};
 const MODULE: &str = "test_hmm";
 /// The device whose memory is in the BAR of a PCI device.
 const IN_BAR: &str = "/dev/hmm_dmirror4";
+/// A device whose memory is in no BAR.
+const OTHER: &str = "/dev/hmm_dmirror0";
 
 /// `struct hmm_dmirror_cmd`
 #[repr(C)]
@@ -40,6 +42,12 @@ const READ: u64 = request(0);
 const MIGRATE_TO_DEV: u64 = request(2);
 const SNAPSHOT: u64 = request(4);
 const RELEASE: u64 = request(7);
+const FLAGS: u64 = request(8);
+
+/// The device has the DMA of the PCI device with the BAR, which reaches it.
+const P2P_DEVICE: u64 = 0x4;
+/// One of eight pages of the device has no page in the BAR.
+const P2P_HOLES: u64 = 0x8;
 
 const _: () = assert!(SNAPSHOT == 0xc028_4804);
 
@@ -180,6 +188,38 @@ impl Mirror {
     pub fn open() -> Result<Self, SysError> {
         let file = misc::open(IN_BAR.as_ref())?;
         Ok(Self { file })
+    }
+
+    /// Opens a device that reaches the memory in the BAR.
+    pub fn of_peer(map: &Map) -> Result<Self, SysError> {
+        let file = misc::open(OTHER.as_ref())?;
+        let mirror = Self { file };
+        mirror.set_flags(map, P2P_DEVICE)?;
+        Ok(mirror)
+    }
+
+    /// Hides some pages of the device from its BAR, until its memory is released.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the call; `EBUSY` if the device has memory already.
+    pub fn hide_some(&self, map: &Map) -> Result<(), SysError> {
+        self.set_flags(map, P2P_HOLES)
+    }
+
+    /// Sets flags. The address of the mapping is not used.
+    fn set_flags(&self, map: &Map, flags: u64) -> Result<(), SysError> {
+        let mut cmd = Cmd {
+            addr: map.address().as_ptr() as u64,
+            ptr: 0,
+            npages: flags,
+            cpages: 0,
+            faults: 0,
+        };
+        ioctl(self.file.as_raw_fd(), FLAGS, &mut cmd, || {
+            "FLAGS".to_string()
+        })?;
+        Ok(())
     }
 
     /// Runs a command on the pages of a mapping, with a buffer for its result; returns the

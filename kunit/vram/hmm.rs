@@ -152,7 +152,7 @@ impl Anonymous {
 fn frames(
     notifier: &IntervalNotifier<Notes>,
     range: Range<usize>,
-    request: Request,
+    request: Request<'_>,
 ) -> Result<KVec<Option<u64>>> {
     let mut frames = KVec::with_capacity(range.len() / PAGE as usize, GFP_KERNEL)?;
 
@@ -272,13 +272,15 @@ mod tests {
         Ok(())
     }
 
-    /// An entry for memory in VRAM is the page of the BAR if the request allows P2P; otherwise the
-    /// memory moves.
+    /// An entry for memory in VRAM is the page of the BAR if the request is for a device that
+    /// reaches it; otherwise the memory moves.
     #[test]
     fn memory_of_a_peer_is_its_alias() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0, true)?;
             let start = pdev.resource_start(BAR)?;
+            let pdev: &pci::Device<Bound> = pdev;
+            let dev: &Device<Bound> = pdev.as_ref();
             let memory = Anonymous::filled(LARGEST, 1)?;
             let notified = Notified::new()?;
             let notifier = memory.notifier(&notified)?;
@@ -287,18 +289,23 @@ mod tests {
             card.migrate_to(LARGEST as u64 * PAGE, &memory, 0, LARGEST)?;
             check_eq!(notified.take(), Some(memory.all()));
 
-            // A snapshot that does not allow P2P has no page for memory in VRAM.
+            // A snapshot for no device has no page for memory in VRAM.
             let seen = frames(&notifier, memory.all(), Request::SNAPSHOT)?;
             check!(seen.iter().all(|phys| phys.is_none()));
             for request in [Request::SNAPSHOT, Request::READ, Request::WRITE] {
-                let seen = frames(&notifier, memory.all(), request.allow_p2p())?;
+                let seen = frames(&notifier, memory.all(), request.for_dma_of(dev))?;
 
                 check!(seen
                     .iter()
                     .enumerate()
                     .all(|(page, phys)| *phys == aliases(page)));
+                check!(notifier
+                    .fault_and_lock(memory.all(), request.for_dma_of(dev))?
+                    .entries()
+                    .iter()
+                    .all(|entry| entry.is_of_peer()));
                 // The request is for a part of a large folio.
-                let seen = frames(&notifier, memory.range(3..5), request.allow_p2p())?;
+                let seen = frames(&notifier, memory.range(3..5), request.for_dma_of(dev))?;
                 check_eq!(seen[..], [aliases(3), aliases(4)]);
             }
             check_eq!(card.notified.to_ram.load(Relaxed), 0);
@@ -316,17 +323,18 @@ mod tests {
         })
     }
 
-    /// Memory that no BAR shows moves to system memory, even if the request allows P2P.
+    /// Memory that no BAR shows moves to system memory, whichever device it is for.
     #[test]
     fn memory_without_alias_moves() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0, false)?;
+            let dev: &Device<Bound> = pdev.as_ref();
             let memory = Anonymous::filled(4, 1)?;
             let notifier = memory.notifier(&Notified::new()?)?;
 
             card.migrate(&memory, 0, 4)?;
             check_eq!(card.used()?, 4 * PAGE);
-            let seen = frames(&notifier, memory.all(), Request::READ.allow_p2p())?;
+            let seen = frames(&notifier, memory.all(), Request::READ.for_dma_of(dev))?;
             check_eq!(card.notified.to_ram.load(Relaxed), 4 * PAGE);
             for (page, phys) in seen.iter().enumerate() {
                 check!(is_content(phys.ok_or(ENOENT)?, Some(1), page)?);
@@ -377,7 +385,6 @@ mod tests {
                 }
             }
             check_eq!(card.notified.to_ram.load(Relaxed), 0);
-            check!(!import.was_p2p_denied());
 
             // An access by the CPU moves its chunk back.
             check!(memory.holds(Some(1), 5)?);
@@ -424,14 +431,12 @@ mod tests {
             check!(edu.get()?[..] == content(Some(1), 5)?[..]);
             if kind.is_supported() {
                 check_eq!(peer, Some(kind));
-                check!(!import.was_p2p_denied());
                 check_eq!(card.notified.to_ram.load(Relaxed), 0);
                 check_eq!(card.used()?, 4 * PAGE);
                 check!(card.shows(65 * PAGE, Some(1), 5)?);
                 check!(card.shows(66 * PAGE, Some(2), 3)?);
             } else {
                 check_eq!(peer, None);
-                check!(import.was_p2p_denied());
                 check_eq!(card.notified.to_ram.load(Relaxed), 4 * PAGE);
                 check_eq!(card.used()?, 0);
             }

@@ -325,7 +325,7 @@ fn aliases(pages: &PageMap<Svm>, index: usize) -> Option<(u64, usize)> {
     unsafe {
         let pgmap = (*pages.as_raw()).pagemap;
         let p2p_page = (*(*pgmap).ops).p2p_page?;
-        let alias = p2p_page(pgmap, page_of(pages, index), &mut count);
+        let alias = p2p_page(pgmap, index, &mut count);
 
         if alias.is_null()
             || (*bindings::page_pgmap(alias)).type_

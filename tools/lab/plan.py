@@ -35,7 +35,7 @@ P2P_OF_ROUTE = tuple(f"vvram_p2p@{subtest}" for subtest in (
     "across-ranges", "attachments-*", "dynamic", "iova-offset", "last-byte", "multi-range", "no-p2p-refused",
     "one-byte", "pinned", "revocable", "static-refused", "status", "unaligned", "whole-vram"))
 # That of a device with limits that depends on it.
-LIMITS_OF_ROUTE = ("edu_limits@mask-vram",)
+LIMITS_OF_ROUTE = ("edu_limits@mask-memory", "edu_limits@mask-vram")
 # Programs that depend on the kind of address only: a bus address, an address behind an IOMMU, or
 # none.
 KINDS = ("avram_export", "edu_limits", "edu_memory_life", "edu_user_memory", "vvram_counters",
@@ -131,6 +131,8 @@ FUZZ_CALLS = 1_000_000
 FUZZ_SECONDS = 1800
 # With a NIC: everywhere, for each kind of address, and once.
 RDMA = ("rdma_matrix",)
+# The subtest of a program that runs once which depends on the route.
+RDMA_OF_ROUTE = ("rdma_odp@stays",)
 RDMA_KINDS = ("rdma_life",)
 # Those of their tests that wait until a connection gives up, which does not depend on the kind of
 # address: once.
@@ -415,7 +417,7 @@ def own_rdma():
     switch, *_ = topologies.RDMA
     return [igt("check-rdma-once", switch, RDMA_ONCE, RDMA_LOAD),
             *[igt(f"check-{topology.name}", topology,
-                  some(topology, (*RDMA, *TOOL_EVERYWHERE), RDMA_KINDS), RDMA_LOAD,
+                  some(topology, (*RDMA, *RDMA_OF_ROUTE, *TOOL_EVERYWHERE), RDMA_KINDS), RDMA_LOAD,
                   **({} if topology == switch else {"LAB_EXCEPT": ",".join(RDMA_GIVES_UP)}))
               for topology in topologies.RDMA]]
 

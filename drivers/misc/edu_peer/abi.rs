@@ -114,9 +114,7 @@ const _: () = {
     assert!(offset_of!(T, kind) == 12);
     assert!(offset_of!(T, dma_address) == 16);
     assert!(offset_of!(T, invalidations) == 24);
-    assert!(offset_of!(T, denied) == 32);
-    assert!(offset_of!(T, pad) == 36);
-    assert!(size_of::<T>() == 40);
+    assert!(size_of::<T>() == 32);
 };
 
 const _: () = {

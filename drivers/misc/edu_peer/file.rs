@@ -515,14 +515,13 @@ impl PeerFile {
         let (offset, flags, kind): (u64, u32, u32) =
             (reader.read()?, reader.read()?, reader.read()?);
         let counters: [u64; 2] = [reader.read()?, reader.read()?];
-        let tail: [u32; 2] = [reader.read()?, reader.read()?];
         let map = match flags {
             0 => false,
             uapi::EDU_PEER_MEMORY_QUERY_MAP => true,
             _ => return Err(EINVAL),
         };
 
-        if kind != 0 || counters != [0; 2] || tail != [0; 2] || !map && offset != 0 {
+        if kind != 0 || counters != [0; 2] || !map && offset != 0 {
             return Err(EINVAL);
         }
 
@@ -539,8 +538,7 @@ impl PeerFile {
         writer.write(&flags)?;
         writer.write(&kind)?;
         writer.write(&address)?;
-        writer.write(&memory.invalidations())?;
-        writer.write(&u32::from(memory.was_p2p_denied()))
+        writer.write(&memory.invalidations())
     }
 
     /// Serves `EDU_PEER_IOC_MEMORY_MEASURE`.
@@ -556,16 +554,17 @@ impl PeerFile {
         if flags & !(WRITE | P2P) != 0 || pad != 0 || times != [0; 2] {
             return Err(EINVAL);
         }
+
+        let memory = self.memory()?;
         let request = match flags & WRITE {
             0 => Request::READ,
             _ => Request::WRITE,
         };
         let request = match flags & P2P {
             0 => request,
-            _ => request.allow_p2p(),
+            _ => request.for_dma_of(memory.device()),
         };
 
-        let memory = self.memory()?;
         memory.check_range(offset, length)?;
         let (time, clock) = memory.measure(offset, length, request)?;
 

@@ -204,7 +204,12 @@ impl Memory {
     /// # Errors
     ///
     /// The errors of [`Import::fault`].
-    pub(crate) fn measure(&self, offset: u64, length: u64, request: Request) -> Result<(u64, u64)> {
+    pub(crate) fn measure(
+        &self,
+        offset: u64,
+        length: u64,
+        request: Request<'_>,
+    ) -> Result<(u64, u64)> {
         let start = usize::try_from(offset)?
             .checked_add(self.import.range().start)
             .ok_or(EINVAL)?;
@@ -227,8 +232,8 @@ impl Memory {
         self.invalidations.load(Relaxed)
     }
 
-    /// Whether there was memory of a peer that the device could not reach.
-    pub(crate) fn was_p2p_denied(&self) -> bool {
-        self.import.was_p2p_denied()
+    /// The device, which may be unbound.
+    pub(crate) fn device(&self) -> &Device {
+        self.import.device()
     }
 }

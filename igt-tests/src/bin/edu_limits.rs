@@ -12,8 +12,10 @@ use vvram_tests::fixture::{
 };
 use vvram_tests::iommu::Way;
 use vvram_tests::map::PAGE64;
+use vvram_tests::memory::{kind_of, reached, reads, writes};
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{check_table, Mode, Peer};
+use vvram_tests::svm::{check_places, filled, holds};
 use vvram_tests::uapi::{
     self, EduPeerSegment, DMA_BUF_SYNC_END as END, DMA_BUF_SYNC_WRITE as WRITE,
 };
@@ -303,6 +305,39 @@ fn mask_bar() -> Outcome {
     Ok(())
 }
 
+/// Memory of a process in VRAM, to which the mask of the device does not extend: exactly the pages
+/// that the device accesses move. By an IOMMU it reaches all of them, and has to have as many bits
+/// as the addresses of the IOMMU.
+fn mask_memory() -> Outcome {
+    let fixture = Fixture::with_route()?;
+    let all = bits_of(&fixture);
+    let (a, b) = patterns();
+    let first = if fixture.translated() { all } else { all - 1 };
+    for bits in first..=all {
+        let _limited = Limited::new(&fixture.edu, MASK, bits)?;
+        let in_reach = bits == all;
+        let (peer, map) = (fixture.peer.reopen()?, filled(4, a)?);
+        peer.register(&map)?;
+        // One by one, so that each of them moves back alone.
+        for page in 0..4 {
+            fixture.drm.svm_migrate(&map, page..page + 1)?;
+        }
+        check_places(&map, |_| true)?;
+        reads(&peer, a, &[1])?;
+        writes(&peer, b, &[2])?;
+        check_places(&map, |page| in_reach || page == 0 || page == 3)?;
+        let kind = if in_reach {
+            kind_of(fixture.expect)
+        } else {
+            uapi::EDU_PEER_MEMORY_KIND_SYSTEM
+        };
+        reached(&peer, 2, kind)?;
+        holds("the CPU", &map, b, 2..3)?;
+        holds("the CPU", &map, a, 0..2)?;
+    }
+    Ok(())
+}
+
 igt_main! {
     "segments-vram", "segments of VRAM in several ranges", segments_vram;
     "segments-system", "segments of system memory", segments_system;
@@ -310,4 +345,5 @@ igt_main! {
     "mask-system", "addresses of system memory that the device reaches", mask_system;
     "mask-vram", "a mask that does not cover the BAR: refused, or system memory", mask_vram;
     "mask-bar", "the same for bar_export", mask_bar;
+    "mask-memory", "the same for memory of a process in VRAM", mask_memory;
 }

@@ -94,6 +94,10 @@ igt_main! {
         || p2p("trapped_huge");
     "p2p-not-asked-for", "a peer that does not ask for it gets pages migrated",
         || p2p("not_asked_for");
+    "p2p-no-route", "a peer that does not reach the memory gets what it needs migrated",
+        || p2p("no_route");
+    "p2p-no-route-huge", "the same with a huge page",
+        || p2p("no_route_huge");
     "p2p-release", "a device gives up its memory while a peer uses it",
         || p2p("release");
     "p2p-read-while-migrating", "a peer reads pages that come and go",

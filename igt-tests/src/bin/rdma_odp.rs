@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use vvram_tests::dmirror::{Mirror, TestHmm, ABSENT, ON_DEVICE, WRITABLE, ZEROES};
-use vvram_tests::fixture::patterns;
+use vvram_tests::fixture::{patterns, Expect};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
@@ -88,11 +88,26 @@ fn with(
     hmm.close()
 }
 
-/// Every operation reaches the pages where they are.
+/// Every operation reaches the pages where they are, if the NIC has a route. If not, the pages that
+/// it accesses move.
 fn reaches(registered: Registered) -> Outcome {
     let (a, b) = patterns();
+    let expect = Expect::get()?;
     with(true, registered, a, |setup, _| {
         let faulted = setup.faulted()?;
+        if expect == Expect::Refused {
+            setup.nic.target.prefetch((3 * PAGE) as u32)?;
+            setup.mirror.check_places(setup.map, |page| page >= 3)?;
+            setup.nic.read(a)?;
+            setup.mirror.check_places(setup.map, |_| false)?;
+            setup.nic.write(b)?;
+            check_eq!(
+                setup.faulted()?,
+                faulted + PAGES as u64,
+                "pages that left the device"
+            );
+            return holds("the CPU", setup.map, b, 0..PAGES);
+        }
         setup.nic.read(a)?;
         setup.mirror.check_places(setup.map, |_| true)?;
         setup.nic.write(b)?;
@@ -117,6 +132,7 @@ fn reaches(registered: Registered) -> Outcome {
 /// are. Pages that were prefetched for reading can be written to.
 fn prefetched() -> Outcome {
     const ABSENT_PAGE: usize = 3;
+    Expect::get()?.need_route()?;
     let (a, b) = patterns();
     let there = |page| page != ABSENT_PAGE;
     with(true, Registered::Before, a, |setup, _| {
@@ -140,6 +156,7 @@ fn prefetched() -> Outcome {
 
 /// Only the page that the CPU accesses moves.
 fn mixed() -> Outcome {
+    Expect::get()?.need_route()?;
     let (a, b) = patterns();
     with(true, Registered::Before, a, |setup, _| {
         let faulted = setup.faulted()?;
@@ -162,6 +179,7 @@ fn mixed() -> Outcome {
 
 /// A region follows its pages when the device evicts them, and back.
 fn released() -> Outcome {
+    Expect::get()?.need_route()?;
     let (a, b) = patterns();
     with(true, Registered::Before, a, |setup, _| {
         setup.nic.write(b)?;
@@ -179,6 +197,7 @@ fn released() -> Outcome {
 
 /// A region outlives the device: its pages are in system memory then.
 fn unbound() -> Outcome {
+    Expect::get()?.need_route()?;
     let (a, b) = patterns();
     with(true, Registered::Before, a, |setup, hmm| {
         setup.nic.write(b)?;

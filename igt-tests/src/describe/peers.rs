@@ -237,8 +237,6 @@ pub(super) static CALLS: &[Call] = &[
             kind: Zero,
             dma_address: Zero,
             invalidations: Zero,
-            denied: Zero,
-            pad: Zero,
         })
     ),
     Call {

@@ -49,15 +49,11 @@ pub struct EduPeerMemoryQuery {
     pub dma_address: u64,
     /// Out, how often a part of the range was invalidated.
     pub invalidations: u64,
-    /// Out, 1 if the device could not reach some memory of a peer.
-    pub denied: u32,
-    /// Zero.
-    pub pad: u32,
 }
 
 /// Fault pages in for writing.
 pub const EDU_PEER_MEMORY_MEASURE_WRITE: u32 = 1 << 0;
-/// Leave memory of a GPU where it is.
+/// Leave memory of a GPU that the device reaches where it is.
 pub const EDU_PEER_MEMORY_MEASURE_P2P: u32 = 1 << 1;
 
 /// `struct edu_peer_memory_measure`
@@ -91,12 +87,12 @@ pub const EDU_PEER_IOC_MEMORY_QUERY: u64 = iowr::<EduPeerMemoryQuery>(EDU, 0x1f)
 
 const _: () = {
     assert!(size_of::<EduPeerMemoryRegister>() == 24);
-    assert!(size_of::<EduPeerMemoryQuery>() == 40);
+    assert!(size_of::<EduPeerMemoryQuery>() == 32);
     assert!(size_of::<EduPeerMemoryMeasure>() == 40);
     // Numbers as the C header computes them.
     assert!(EDU_PEER_IOC_MEMORY_MEASURE == 0xc028_ed0f);
     assert!(EDU_PEER_IOC_MEMORY_REGISTER == 0x4018_ed1c);
     assert!(EDU_PEER_IOC_MEMORY_UNREGISTER == 0x0000_ed1d);
     assert!(EDU_PEER_IOC_MEMORY_TRANSFER == 0xc020_ed1e);
-    assert!(EDU_PEER_IOC_MEMORY_QUERY == 0xc028_ed1f);
+    assert!(EDU_PEER_IOC_MEMORY_QUERY == 0xc020_ed1f);
 };

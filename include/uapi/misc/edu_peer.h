@@ -375,14 +375,6 @@ struct edu_peer_memory_query {
 	 * the range, because the process changed it or because pages moved.
 	 */
 	__u64 invalidations;
-	/**
-	 * @denied: out, 1 if the device could not reach some memory of a peer:
-	 * since then, all pages of peers that it accesses migrate to system
-	 * memory.
-	 */
-	__u32 denied;
-	/** @pad: must be zero. */
-	__u32 pad;
 };
 
 /**
@@ -390,8 +382,8 @@ struct edu_peer_memory_query {
  */
 #define EDU_PEER_MEMORY_MEASURE_WRITE	(1 << 0)
 /**
- * EDU_PEER_MEMORY_MEASURE_P2P - leave memory of a GPU where it is, whether the
- * device reaches it or not. Without this flag it migrates to system memory.
+ * EDU_PEER_MEMORY_MEASURE_P2P - leave memory of a GPU that the device reaches
+ * where it is. Without this flag it migrates to system memory.
  */
 #define EDU_PEER_MEMORY_MEASURE_P2P	(1 << 1)
 

@@ -8,9 +8,9 @@
 //! takes the lock of the mirror, and checks whether the notifier was called: it returns either a
 //! [`Checked`], whose entries are valid as long as it exists, or [`Retry`].
 //!
-//! An [`Import`] does all of this for a device that does DMA: it maps the pages, unmaps them when
-//! the process changes them and when the device is unbound, and makes pages that the device cannot
-//! reach in the BAR of another device migrate to system memory.
+//! An [`Import`] does all of this for a device that does DMA: it maps the pages, and unmaps them
+//! when the process changes them and when the device is unbound. Pages in the memory of another
+//! device stay there if the device reaches them in a BAR, and migrate to system memory if not.
 //!
 //! # Examples
 //!
@@ -91,10 +91,6 @@ use crate::{
     prelude::*,
     sync::{
         aref::ARef,
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
         lock::{
             mutex::MutexBackend,
             Guard, //
@@ -123,36 +119,38 @@ const FLAGS: usize = bindings::hmm_pfn_flags_HMM_PFN_FLAGS;
 const PAGES_MAX: usize = i32::MAX as usize / size_of::<DmaPage>();
 
 /// What a caller requests for each page of a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
     /// Flags for each page, `enum hmm_pfn_flags`.
     pages: usize,
-    /// Flags for the range, `enum hmm_range_flags`.
-    range: usize,
+    /// The device whose DMA they are for.
+    dma_dev: Option<&'a Device>,
 }
 
-impl Request {
+impl<'a> Request<'a> {
     /// The current state of the page table. No page is faulted in.
-    pub const SNAPSHOT: Self = Self { pages: 0, range: 0 };
+    pub const SNAPSHOT: Self = Self {
+        pages: 0,
+        dma_dev: None,
+    };
     /// Pages that may be read.
     pub const READ: Self = Self {
         pages: bindings::hmm_pfn_flags_HMM_PFN_REQ_FAULT,
-        range: 0,
+        dma_dev: None,
     };
     /// Pages that may be read and written.
     pub const WRITE: Self = Self {
         pages: Self::READ.pages | bindings::hmm_pfn_flags_HMM_PFN_REQ_WRITE,
-        range: 0,
+        dma_dev: None,
     };
 
-    /// The same, but memory that another device has, and shows in a BAR, stays there. Its entry has
-    /// the page of the BAR, which must be mapped as that of a peer.
+    /// The same, but memory that another device has, and that the DMA of `dma_dev` reaches in a
+    /// BAR, stays there. Its entry has the page of the BAR, see [`Entry::is_of_peer`].
     #[inline]
     #[must_use]
-    pub const fn allow_p2p(self) -> Self {
+    pub const fn for_dma_of(self, dma_dev: &'a Device) -> Self {
         Self {
-            // CAST: A flag of a `long`.
-            range: self.range | bindings::hmm_range_flags_HMM_RANGE_ALLOW_P2P as usize,
+            dma_dev: Some(dma_dev),
             ..self
         }
     }
@@ -182,6 +180,13 @@ impl Entry {
     #[inline]
     pub fn is_error(&self) -> bool {
         self.0 & ERROR != 0
+    }
+
+    /// Returns whether the page is that of a BAR in place of one in the memory of another device. It
+    /// must be mapped as memory of a peer.
+    #[inline]
+    pub fn is_of_peer(&self) -> bool {
+        self.0 & (VALID | P2PDMA) == VALID | P2PDMA
     }
 
     /// Returns the physical address of the page, or [`None`] if there is no page.
@@ -246,7 +251,7 @@ impl<T: Mirror> IntervalNotifier<T> {
     /// - `EPERM` if the process may not write there.
     /// - `EBUSY` if the process has changed the addresses repeatedly.
     /// - `EINTR` if the task is killed, `ENOMEM` if memory runs out.
-    pub fn fault(&self, range: Range<usize>, request: Request) -> Result<Faulted<'_, T>> {
+    pub fn fault(&self, range: Range<usize>, request: Request<'_>) -> Result<Faulted<'_, T>> {
         let count = self.count(&range)?;
         let Range { start, end } = range;
         let mut entries = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
@@ -266,10 +271,12 @@ impl<T: Mirror> IntervalNotifier<T> {
             default_flags: request.pages,
             pfn_flags_mask: 0,
             dev_private_owner: ptr::null_mut(),
-            flags: request.range,
+            flags: 0,
+            dma_dev: request.dma_dev.map_or(ptr::null_mut(), Device::as_raw),
         };
 
-        // SAFETY: The structure is valid, with an entry for each page, and the memory has users.
+        // SAFETY: The structure is valid, with an entry for each page, the memory has users, and
+        // the device is borrowed.
         to_result(unsafe {
             bindings::hmm_range_fault_unlocked_timeout(
                 &mut raw,
@@ -292,7 +299,11 @@ impl<T: Mirror> IntervalNotifier<T> {
     /// # Errors
     ///
     /// The errors of [`Self::fault`].
-    pub fn fault_and_lock(&self, range: Range<usize>, request: Request) -> Result<Checked<'_, T>> {
+    pub fn fault_and_lock(
+        &self,
+        range: Range<usize>,
+        request: Request<'_>,
+    ) -> Result<Checked<'_, T>> {
         loop {
             if let Ok(checked) = self.fault(range.clone(), request)?.lock() {
                 return Ok(checked);
@@ -401,7 +412,6 @@ impl DmaMap {
     /// # Errors
     ///
     /// - `EFAULT` if there is no page.
-    /// - `EREMOTEIO` if the page belongs to a peer that the device does not reach.
     /// - `EIO` if the page cannot be mapped.
     ///
     /// # Safety
@@ -439,11 +449,7 @@ impl DmaMap {
         // `DMA_MAPPING_ERROR`.
         if addr == bindings::dma_addr_t::MAX {
             *slot = 0;
-            return Err(if MapType::from_raw(state.map) == MapType::NOT_SUPPORTED {
-                EREMOTEIO
-            } else {
-                EIO
-            });
+            return Err(EIO);
         }
         Ok(DmaPage {
             addr,
@@ -557,8 +563,7 @@ pub struct Import<T: Mirror> {
     // Dropped first, because it unmaps the pages that the notifier stands for.
     _revoker: Devres<Revoker<T>>,
     notifier: Arc<IntervalNotifier<Mapped<T>>>,
-    /// The device did not reach some of the memory of a peer.
-    was_p2p_denied: Atomic<bool>,
+    dev: ARef<Device>,
 }
 
 impl<T: Mirror> Import<T> {
@@ -594,7 +599,7 @@ impl<T: Mirror> Import<T> {
         Ok(Self {
             _revoker: Devres::new(dev, Revoker(notifier.clone()))?,
             notifier,
-            was_p2p_denied: Atomic::new(false),
+            dev: dev.into(),
         })
     }
 
@@ -604,18 +609,23 @@ impl<T: Mirror> Import<T> {
         self.notifier.range()
     }
 
+    /// Returns the device, which may be unbound.
+    #[inline]
+    pub fn device(&self) -> &Device {
+        &self.dev
+    }
+
     /// Ends all access, as an unbind of the device does. Waits for an access that is under way.
     pub fn revoke(&self) {
         self.notifier.revoke();
     }
 
-    /// Has the pages of the addresses `range` faulted in, as [`Self::access`] does, and maps none
-    /// of them.
+    /// Has the pages of the addresses `range` faulted in as `request` says, and maps none of them.
     ///
     /// # Errors
     ///
     /// The errors of [`IntervalNotifier::fault`].
-    pub fn fault(&self, range: Range<usize>, request: Request) -> Result {
+    pub fn fault(&self, range: Range<usize>, request: Request<'_>) -> Result {
         self.notifier.fault_and_lock(range, request).map(drop)
     }
 
@@ -624,13 +634,14 @@ impl<T: Mirror> Import<T> {
     /// The addresses are valid as long as `f` runs, and until the mirror is invalidated. `f` is
     /// called with the mirror locked: see [`interval_notifier`](super::interval_notifier#locking).
     ///
-    /// Memory of a peer stays where it is if the device reaches all of it. If it does not, the
-    /// memory migrates to system memory.
+    /// Memory of a peer stays where it is if the device reaches it. The pages that it does not
+    /// reach migrate to system memory.
     ///
     /// # Errors
     ///
     /// - `ENODEV` if the device was unbound, or the import [revoked](Self::revoke).
-    /// - `EIO` if a page cannot be mapped.
+    /// - `EIO` if a page cannot be mapped, for example one of a BAR that the process has mapped and
+    ///   the device does not reach.
     /// - Those of [`IntervalNotifier::fault`].
     pub fn access<R>(
         &self,
@@ -647,36 +658,18 @@ impl<T: Mirror> Import<T> {
         };
         // The memory is allocated without the lock.
         let mut pages = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
+        let mut checked = self
+            .notifier
+            .fault_and_lock(range, wanted.for_dma_of(&self.dev))?;
+        let (mapped, entries) = checked.parts();
 
-        // The next pages may be of a peer that the device reaches.
-        let mut allows_p2p = true;
-
-        loop {
-            let request = if allows_p2p {
-                wanted.allow_p2p()
-            } else {
-                wanted
-            };
-            let mut checked = self.notifier.fault_and_lock(range.clone(), request)?;
-            let (mapped, entries) = checked.parts();
-            let map = mapped.map.as_mut().ok_or(ENODEV)?;
-
-            match map_all(map, first, entries, &mut pages) {
-                Ok(()) => return Ok(f(&mut mapped.inner, &pages)),
-                Err(EREMOTEIO) if allows_p2p => {
-                    self.was_p2p_denied.store(true, Relaxed);
-                    allows_p2p = false;
-                }
-                Err(EREMOTEIO) => return Err(EIO),
-                Err(e) => return Err(e),
-            }
-        }
-    }
-
-    /// Returns whether the device could not reach some memory of a peer, once at least.
-    #[inline]
-    pub fn was_p2p_denied(&self) -> bool {
-        self.was_p2p_denied.load(Relaxed)
+        map_all(
+            mapped.map.as_mut().ok_or(ENODEV)?,
+            first,
+            entries,
+            &mut pages,
+        )?;
+        Ok(f(&mut mapped.inner, &pages))
     }
 }
 
@@ -689,7 +682,6 @@ fn map_all(
 ) -> Result {
     let mut state = bindings::pci_p2pdma_map_state::default();
 
-    pages.clear();
     for (index, entry) in entries.iter().enumerate() {
         // SAFETY: `fault_and_lock()` has checked the range, and the guard borrows the entries.
         let page = unsafe { map.map(first + index, entry, &mut state) }?;

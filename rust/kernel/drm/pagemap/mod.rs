@@ -682,12 +682,11 @@ impl<T: Driver> PageMap<T> {
     ///
     /// # Safety
     ///
-    /// Called by `hmm_range_fault()` with the structure of a [`PageMap<T>`] and one of its pages,
-    /// to which it has no reference, so this only computes from the number of the page. `nr_pages`
-    /// must be valid to be written.
+    /// Called by `hmm_range_fault()` with the structure of a [`PageMap<T>`] and the number of one of
+    /// its pages, to which it has no reference. `nr_pages` must be valid to be written.
     unsafe extern "C" fn p2p_page(
         pgmap: *mut bindings::dev_pagemap,
-        page: *mut bindings::page,
+        offset: c_ulong,
         nr_pages: *mut c_ulong,
     ) -> *mut bindings::page {
         // SAFETY: The structure belongs to a value, which is dropped after `memunmap_pages()`,
@@ -695,14 +694,14 @@ impl<T: Driver> PageMap<T> {
         let this = unsafe { Self::from_base(Base::from_pgmap(pgmap)) };
         let alias = || {
             let (pages, view) = this.bar.as_ref()?;
-            let index = this.base.pages().index(page)?;
-            let offset = view.p2p_page(index as u64)?;
-            let alias = pages.page(offset)?;
-            // OVERFLOW: Both are inside of the memory and of the BAR, as was checked when they were
-            // returned.
-            let left = (this.base.pages().count() - index) as u64;
-            let in_bar = (pages.len() - offset) / PAGE_SIZE as u64;
-            let count = view.adjoining(index as u64).min(left).min(in_bar);
+            let left = (this.base.pages().count() as u64)
+                .checked_sub(offset as u64)
+                .filter(|left| *left > 0)?;
+            let at = view.p2p_page(offset as u64)?;
+            let alias = pages.page(at)?;
+            // OVERFLOW: It is inside of the BAR, as was checked when the page was returned.
+            let in_bar = (pages.len() - at) / PAGE_SIZE as u64;
+            let count = view.adjoining(offset as u64).min(left).min(in_bar);
 
             // SAFETY: The caller passes memory for the number.
             // CAST: The number is at most that of all pages.
