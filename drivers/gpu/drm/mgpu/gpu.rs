@@ -65,8 +65,8 @@ fn poll_time() -> Msecs {
     module_parameters::poll_ms.value()
 }
 
-/// How much longer the jobs that have begun may take before the system sleeps than a job that
-/// hangs, in milliseconds.
+/// How much longer the jobs that have begun may take before the system sleeps than it takes to find
+/// one that hangs, in milliseconds.
 const MORE: Msecs = 1000;
 
 /// The handler of interrupts.
@@ -235,7 +235,9 @@ impl Gpu {
     ///
     /// `EBUSY` if the jobs take too long. They go on.
     pub(crate) fn sleep(&self) -> Result {
-        let limit = ring::timeout_ms().min(SAVE_TIME) + MORE;
+        // A job may make progress shortly before it is checked, and is checked again after the same
+        // time.
+        let limit = 2 * ring::timeout_ms().min(SAVE_TIME) + MORE;
 
         self.recovery.set_held(true);
         let is_idle = read_poll_timeout(
