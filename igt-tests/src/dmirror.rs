@@ -207,28 +207,30 @@ impl Mirror {
         self.set_flags(map, P2P_HOLES)
     }
 
-    /// Sets flags. The address of the mapping is not used.
+    /// Sets flags, which the command takes for a number of pages. The mapping is not used.
     fn set_flags(&self, map: &Map, flags: u64) -> Result<(), SysError> {
-        let mut cmd = Cmd {
-            addr: map.address().as_ptr() as u64,
-            ptr: 0,
-            npages: flags,
-            cpages: 0,
-            faults: 0,
-        };
-        ioctl(self.file.as_raw_fd(), FLAGS, &mut cmd, || {
-            "FLAGS".to_string()
-        })?;
+        self.call("FLAGS", FLAGS, map, flags, &mut [])?;
         Ok(())
     }
 
     /// Runs a command on the pages of a mapping, with a buffer for its result; returns the
     /// structure that the kernel fills in.
     fn run(&self, name: &str, request: u64, map: &Map, out: &mut [u8]) -> Result<Cmd, SysError> {
+        self.call(name, request, map, map.pages() as u64, out)
+    }
+
+    fn call(
+        &self,
+        name: &str,
+        request: u64,
+        map: &Map,
+        npages: u64,
+        out: &mut [u8],
+    ) -> Result<Cmd, SysError> {
         let mut cmd = Cmd {
             addr: map.address().as_ptr() as u64,
             ptr: out.as_mut_ptr() as u64,
-            npages: map.pages() as u64,
+            npages,
             cpages: 0,
             faults: 0,
         };

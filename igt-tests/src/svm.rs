@@ -117,6 +117,16 @@ impl Drm {
         self.svm_migrate_at(map.page_address(pages.start), size)
     }
 
+    /// Migrates pages of a mapping to VRAM one by one, so that each of them moves back alone. Fails
+    /// unless exactly these pages are in VRAM then.
+    #[track_caller]
+    pub fn svm_migrate_each(&self, map: &Map, pages: &[usize]) -> Outcome {
+        for page in pages {
+            self.svm_migrate(map, *page..page + 1)?;
+        }
+        check_places(map, |page| pages.contains(&page))
+    }
+
     /// SVM_EVICT of any range.
     pub fn svm_evict_at(&self, addr: u64, size: u64) -> Result<(), SysError> {
         self.svm(uapi::VVRAM_SVM_EVICT, "SVM_EVICT", addr, size)

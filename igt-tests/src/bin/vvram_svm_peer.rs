@@ -32,14 +32,6 @@ impl Setup {
         peer.register(&map)?;
         Ok(Self { drm, peer, map })
     }
-
-    /// Migrates some pages to VRAM one by one, so that each of them moves back alone.
-    fn migrate(&self, pages: &[usize]) -> Outcome {
-        for page in pages {
-            self.drm.svm_migrate(&self.map, *page..page + 1)?;
-        }
-        check_places(&self.map, |page| pages.contains(&page))
-    }
 }
 
 /// The peer accesses memory in VRAM in place if it can reach it. If not, exactly the pages that it
@@ -48,7 +40,7 @@ fn stays() -> Outcome {
     let expect = Expect::get()?;
     let (a, b) = patterns();
     let setup = Setup::new(filled(4, a)?)?;
-    setup.migrate(&[0, 1, 2, 3])?;
+    setup.drm.svm_migrate_each(&setup.map, &[0, 1, 2, 3])?;
     let Setup { drm, peer, map } = &setup;
     let back = drm.svm_moved_back()?;
     if expect == Expect::Refused {
@@ -85,7 +77,7 @@ fn marked_free() -> Outcome {
     let (a, b) = patterns();
     let setup = Setup::new(filled(4, a)?)?;
     setup.map.advise(0..4, libc::MADV_FREE)?;
-    setup.migrate(&[1, 2])?;
+    setup.drm.svm_migrate_each(&setup.map, &[1, 2])?;
     writes(&setup.peer, b, &[1])?;
     check_places(&setup.map, |page| page == 1 || page == 2)?;
     setup.drm.svm_evict(&setup.map, 1..3)?;
