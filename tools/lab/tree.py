@@ -35,6 +35,15 @@ GIT = ["git", "-c", "core.fsync=none", "-c", "gc.auto=0", "-c", "core.compressio
 INTO_A_PACK = ["-c", "core.bigFileThreshold=1"]
 ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
 HINT = "see the log"
+# The file with the mailing lists of each patch, and the command that writes it into a folder.
+LISTS = "lists.txt"
+ASK_FOR_LISTS = f"""
+set -e
+for patch in "$1"/*.patch; do
+	echo "${{patch##*/}}"
+	perl scripts/get_maintainer.pl --nogit --nogit-fallback --nom --nor --norolestats "$patch"
+done >"$1/{LISTS}"
+"""
 # The index of git for a folder that shows a commit.
 INDEX = ".index"
 END_OF_MESSAGE = re.compile(r"^(?:---$|--- a/|--- /dev/null|diff --git )", re.M)
@@ -223,6 +232,12 @@ class Repository:
         self.git("format-patch", "--quiet", "--no-signature", "-o", "/build/patches", BASE,
                  box=self.box.with_binds({"/build/patches": folder}))
 
+    def name_lists(self, folder):
+        """Write the mailing lists of each patch in a folder. The tree has to be a whole one."""
+        self.step.run(["sh", "-c", ASK_FOR_LISTS, "sh", "/build/patches"],
+                      "MAINTAINERS does not parse", self.box.with_binds({"/build/patches": folder}),
+                      cwd="/build/linux")
+
 
 def version(src):
     """The version of the kernel, as its Makefile has it."""
@@ -313,6 +328,7 @@ def make(steps, src, repo, box, out, who):
         repository.step = step
         repository.grow(series)
         repository.export(patches)
+        repository.name_lists(patches)
         for letter in sorted((repo / COVER_LETTERS).glob("*.txt")):
             shutil.copy2(letter, patches / f"cover-letter-{letter.name}")
         check_same(step, src, repo, partial, box)

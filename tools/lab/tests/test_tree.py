@@ -238,7 +238,9 @@ class Small(unittest.TestCase):
         self.src = source.Source(top / "source", "key")
         # As sync() leaves it.
         (self.src.tree / "drivers").mkdir(parents=True)
-        for path, text in (("f", "new\n"), ("Kconfig", "config A\nconfig B\n"), ("ignored", "i\n"),
+        (self.src.tree / "scripts").mkdir()
+        for path, text in (("scripts/get_maintainer.pl", 'print "list\\@example.org\\n";\n'),
+                           ("f", "new\n"), ("Kconfig", "config A\nconfig B\n"), ("ignored", "i\n"),
                            (".gitignore", "ignored\n"), ("drivers/d", "d\n"),
                            ("drivers/Kconfig", "config C\n"), ("Makefile",
                            "VERSION = 7\nPATCHLEVEL = 3\nSUBLEVEL = 4\nEXTRAVERSION =\n"),
@@ -326,11 +328,13 @@ class Trees(Small):
         letter.write_text("Subject: [PATCH 0/2] x\n")
         out = self.make()
         self.git(out, "checkout", "-q", "-b", "again", tree.BASE)
-        *patches, cover = sorted((self.top / "out.patches").iterdir())
+        *patches, cover, lists = sorted((self.top / "out.patches").iterdir())
         self.assertEqual([patch.name for patch in patches], ["0001-x-first.patch",
                                                              "0002-x-second.patch"])
         self.assertEqual((cover.name, cover.read_text()),
                          ("cover-letter-x.txt", letter.read_text()))
+        self.assertEqual(lists.read_text().splitlines(), [
+            "0001-x-first.patch", "list@example.org", "0002-x-second.patch", "list@example.org"])
         self.assertIn("\n-old\n+new\n", patches[0].read_text())
         self.assertIn("\n+config C\n", patches[1].read_text())
         self.git(out, "-c", "user.name=x", "-c", "user.email=x@example.org", "am", "-q", *map(
