@@ -17,11 +17,6 @@ __rust_helper u64 rust_helper_dma_get_mask(struct device *dev)
 	return dma_get_mask(dev);
 }
 
-__rust_helper bool rust_helper_dev_dma_iommu(struct device *dev)
-{
-	return dev_dma_iommu(dev);
-}
-
 #ifdef CONFIG_PCI_P2PDMA
 __rust_helper struct page *rust_helper_pfn_to_page(unsigned long pfn)
 {

@@ -27,8 +27,6 @@ mod buffer;
 mod cpu;
 mod ops;
 
-#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-pub(super) use self::attachment::Holdings;
 #[cfg(CONFIG_RUST_DRM_PEER)]
 pub(crate) use self::buffer::{
     assume_exporter_of,

@@ -34,13 +34,7 @@ use super::{
     DmaBuf, //
 };
 #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-use crate::pci::{
-    self,
-    p2pdma::{
-        MapType,
-        Provider, //
-    }, //
-};
+use crate::pci;
 use crate::{
     bindings,
     device,
@@ -57,7 +51,6 @@ use crate::{
         aref::ARef,
         atomic::{
             Atomic,
-            Full,
             Relaxed, //
         },
         Arc,
@@ -90,14 +83,6 @@ const LOOK_MS: u32 = 2_000;
 /// before, up to the maximum.
 const REMIND_MS: i64 = 10_000;
 const REMIND_MAX_MS: i64 = 600_000;
-
-/// The number of importers whose routes are remembered.
-const ROUTES: usize = 16;
-/// Addresses of two PCI devices are about this far apart, as a power of two.
-#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-const DEVICE_SHIFT: u32 = 12;
-/// The bits of an address of a device that are 0; the kind of a route is stored there.
-const KIND: usize = align_of::<bindings::device>() - 1;
 
 /// The place of a buffer on a list. Guarded by the mutex of the list.
 pub(super) struct Links {
@@ -148,20 +133,12 @@ pub(super) struct Registry {
     /// Woken when the last mapping of a buffer that was revoked is gone.
     #[pin]
     unmapped: CondVar,
-
-    /// The address of the device that exports.
-    owner: usize,
-
-    /// The routes to the exporting device from devices that have attached: the address of the
-    /// device, to which the entry owns a reference, and the kind. Of several devices that share an
-    /// entry the last one is remembered.
-    routes: [Atomic<usize>; ROUTES],
 }
 
 impl Registry {
     /// Not inlined into modules: the names of the lock classes stay at one address.
     #[inline(never)]
-    fn new(owner: &device::Device) -> Result<Arc<Self>> {
+    fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 // INVARIANT: There is no buffer.
@@ -170,8 +147,6 @@ impl Registry {
                 closed: Atomic::new(false),
                 waiting <- crate::new_mutex!((), "dma_buf::Registry::waiting"),
                 unmapped <- crate::new_condvar!("dma_buf::Registry::unmapped"),
-                owner: owner.as_raw().addr(),
-                routes: [const { Atomic::new(0) }; ROUTES],
             }),
             GFP_KERNEL,
         )
@@ -262,55 +237,6 @@ impl Registry {
         let _guard = self.waiting.lock();
 
         self.unmapped.notify_all();
-    }
-
-    /// Returns the kind of mapping that an importer gets for memory of `provider`.
-    ///
-    /// The route is walked if it is not remembered. It does not change while both devices are
-    /// there: the PCI core keeps the kind as well, for as long as the exporting driver is bound.
-    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-    pub(super) fn map_type(&self, provider: &Provider<'_>, importer: &device::Device) -> MapType {
-        let address = importer.as_raw().addr();
-        let place = &self.routes[(address >> DEVICE_SHIFT) % ROUTES];
-        let is_ours = provider.device().as_ref().as_raw().addr() == self.owner;
-
-        let found = place.load(Relaxed);
-        // Another device cannot have this address, because the entry owns a reference to the
-        // device.
-        if is_ours && found & !KIND == address {
-            // CAST: A small number.
-            return MapType::from_raw((found & KIND) as u32);
-        }
-
-        // The first walk decides. This one warns of nothing.
-        provider.distance(importer);
-        let map_type = provider.map_type(importer);
-        // CAST: `usize` has at least as many bits.
-        let kind = map_type.as_raw() as usize;
-
-        if is_ours && map_type.is_supported() && kind <= KIND {
-            let kept = ARef::<device::Device>::from(importer);
-
-            // Ordered after the reference was taken, because another task may drop it at once.
-            forget(place.xchg(ARef::into_raw(kept).addr().get() | kind, Full));
-        }
-        map_type
-    }
-
-    /// Forgets all routes.
-    fn forget_routes(&self) {
-        for place in &self.routes {
-            forget(place.xchg(0, Full));
-        }
-    }
-}
-
-/// Drops the reference that belongs to a remembered route.
-fn forget(route: usize) {
-    if let Some(dev) = NonNull::new((route & !KIND) as *mut device::Device) {
-        // SAFETY: `Registry::map_type` has put the reference there, and the task that takes a route
-        // out of its entry drops it.
-        drop(unsafe { ARef::from_raw(dev) });
     }
 }
 
@@ -424,8 +350,6 @@ impl<E: Exporter> Revocation<E> {
             let _ = buf.resv().wait(Usage::Bookkeep, false);
             self.wait_unmapped(buf, buffer);
         });
-        // No importer can attach to a revoked buffer and need the routes.
-        self.registry.forget_routes();
     }
 }
 
@@ -526,7 +450,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         D: device::AsBusDevice<device::Bound>,
         for<'a> BoundOf<'a, E>: Send + Sync,
     {
-        let registry = Registry::new(dev.as_ref())?;
+        let registry = Registry::new()?;
 
         let value = core::mem::ManuallyDrop::new(bound(dev)?);
         // SAFETY: The lifetime is erased, which does not change the layout; the original is not

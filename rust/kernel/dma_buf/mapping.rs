@@ -29,10 +29,7 @@ use crate::{
     dma::DataDirection,
     error::from_err_ptr,
     page::PAGE_SIZE,
-    pci::p2pdma::{
-        MapType,
-        Provider, //
-    },
+    pci::p2pdma::Provider,
     prelude::*,
     sync::Arc, //
 };
@@ -298,96 +295,12 @@ impl RangeList {
     }
 }
 
-/// A table of ranges for one attachment, which can be mapped more than once.
-///
-/// Wraps `struct dma_buf_phys_table`. While it is not mapped it is cached for the next mapping, as
-/// long as the buffer stays where it is.
-///
-/// # Invariants
-///
-/// `raw` is a valid table of `ranges` for an attachment that outlives it. It is only mapped while
-/// it belongs to a [`Table`].
-pub(super) struct RangeTable {
-    raw: NonNull<bindings::dma_buf_phys_table>,
-    ranges: Arc<RangeList>,
-}
-
-impl RangeTable {
-    /// Makes a table of `ranges` for an attachment.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the importer has no permitted route to the memory or takes less than a page at
-    /// once, and `ENOMEM`.
-    ///
-    /// # Safety
-    ///
-    /// `attach` must be valid for as long as the table exists, the ranges must be in the BAR of
-    /// `provider`, and `map_type` must be the kind of the importer's route to it.
-    unsafe fn new(
-        attach: *mut bindings::dma_buf_attachment,
-        provider: &Provider<'_>,
-        map_type: MapType,
-        ranges: &Arc<RangeList>,
-    ) -> Result<Self> {
-        // SAFETY: As promised by the caller; the array is valid for its length, and is copied.
-        let raw = from_err_ptr(unsafe {
-            bindings::dma_buf_phys_table_create_routed(
-                attach,
-                provider.as_raw(),
-                map_type.as_raw(),
-                ranges.as_slice().as_ptr(),
-                ranges.len(),
-                ranges.size(),
-            )
-        })?;
-
-        // INVARIANT: The table was just made of `ranges`, and is not mapped.
-        Ok(Self {
-            // SAFETY: A pointer that is not an error is not null.
-            raw: unsafe { NonNull::new_unchecked(raw) },
-            ranges: ranges.clone(),
-        })
-    }
-
-    /// Maps the table.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`, `EAGAIN` or `EIO`; the table is destroyed then. A new one may be possible.
-    ///
-    /// # Safety
-    ///
-    /// The reservation of the buffer must be held, and the device that exports it must be bound.
-    unsafe fn map(self, dir: bindings::dma_data_direction) -> Result<Table> {
-        // SAFETY: By the type invariant the table is valid and not mapped, and the caller holds the
-        // reservation.
-        let sgt =
-            from_err_ptr(unsafe { bindings::dma_buf_phys_table_map(self.raw.as_ptr(), dir) })?;
-
-        // SAFETY: A pointer that is not an error is not null. The table was just mapped, and
-        // belongs to these ranges.
-        Ok(unsafe { Table::new(NonNull::new_unchecked(sgt), dir, Memory::Ranges(self)) })
-    }
-}
-
-impl Drop for RangeTable {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariants the table and the attachment are valid. The table is not
-        // mapped: a `Table` gives it up in `unmap()` only, which unmaps it. There is no other
-        // pointer to it.
-        unsafe { bindings::dma_buf_phys_table_destroy(self.raw.as_ptr()) };
-    }
-}
-
 impl<'r, E: Exporter> MapRequest<'r, E> {
     /// Maps ranges of a BAR for the importer.
     ///
     /// `provider` finds the provider of the BAR in the exporter's data of its bound device, so that
     /// it belongs to that device: the mapping is revoked when that device is unbound, and not when
-    /// another one is. The importer's cached table is mapped again if it was made of the same
-    /// `ranges`. Mirrors `dma_buf_phys_table_create_routed()` and `dma_buf_phys_table_map()`.
-    /// Sleeps.
+    /// another one is. Mirrors `dma_buf_phys_vec_to_sgt()`. Sleeps.
     ///
     /// # Errors
     ///
@@ -466,7 +379,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     pub fn map_mmio(
         &self,
         provider: impl for<'b> FnOnce(&'b BoundOf<'b, E>) -> Result<Provider<'b>>,
-        ranges: &Arc<RangeList>,
+        ranges: &RangeList,
         dir: DataDirection,
     ) -> Result<Mapping<'r>> {
         let provider = &provider(self.bound()?)?;
@@ -476,27 +389,22 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
         }
 
         let dir = valid(dir)?;
-        let table = self
-            .holdings()
-            .take_cached()
-            .filter(|table| Arc::ptr_eq(&table.ranges, ranges))
-            // SAFETY: The reservation is held while an `Attached` exists, and the device is bound.
-            .and_then(|table| unsafe { table.map(dir) }.ok());
-        let table = match table {
-            Some(table) => table,
-            // SAFETY: As above. The ranges were checked to be in the BAR, the kind of the route is
-            // that of both, and the table is one of the attachment, with which it is dropped at the
-            // latest.
-            None => unsafe {
-                let map_type = self
-                    .holdings()
-                    .map_type(provider)
-                    .unwrap_or_else(|| provider.map_type(self.device()));
+        // SAFETY: The attachment is valid, and its reservation is held, while a request exists. The
+        // provider is that of a bound device, and the ranges, which the function only reads, were
+        // checked to be in its BAR.
+        let sgt = from_err_ptr(unsafe {
+            bindings::dma_buf_phys_vec_to_sgt(
+                self.as_raw(),
+                provider.as_raw(),
+                ranges.as_slice().as_ptr().cast_mut(),
+                ranges.len(),
+                ranges.size(),
+                dir,
+            )
+        })?;
 
-                RangeTable::new(self.as_raw(), provider, map_type, ranges)?.map(dir)?
-            },
-        };
-
-        self.keep(table)
+        // SAFETY: A pointer that is not an error is not null. The table was just made, and is mapped
+        // in this direction.
+        self.keep(unsafe { Table::new(NonNull::new_unchecked(sgt), dir, Memory::Ranges) })
     }
 }

@@ -57,9 +57,6 @@ impl RouteError {
 
 /// Returns the PCI hops between an importer and the memory behind a BAR; [`None`] if there is no
 /// permitted route, or the importer is not a PCI device.
-///
-/// Walks the route, which takes longer than the rest of an attach: for listings of attachments, not
-/// for each attach.
 pub fn distance(provider: &Provider<'_>, importer: &device::Device) -> Option<u32> {
     if is_pci(importer) {
         provider.distance(importer)
@@ -95,12 +92,14 @@ pub struct Route {
 impl Route {
     /// Determines the route of an importer that attaches.
     ///
-    /// The route is walked when an importer attaches for the first time. Its kind is remembered,
-    /// and is also that of each mapping.
+    /// The PCI core keeps the kind of a route when it is walked for the first time. It is also that
+    /// of each mapping.
     pub fn new(provider: &Provider<'_>, req: &AttachRequest<'_>) -> Self {
-        let pci = is_pci(req.device());
-        let map_type = if pci {
-            usable(provider, req.device(), req.map_type(provider))
+        let client = req.device();
+        let pci = is_pci(client);
+        // Without the walk, `map_type()` of an unknown route would warn if there is none.
+        let map_type = if pci && provider.distance(client).is_some() {
+            usable(provider, client, provider.map_type(client))
         } else {
             MapType::NOT_SUPPORTED
         };

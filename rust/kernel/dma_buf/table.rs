@@ -16,11 +16,6 @@ use super::{
     },
     pages::Pages, //
 };
-#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-use super::{
-    exporter::Holdings,
-    mapping::RangeTable, //
-};
 use crate::{
     alloc::kvec::PushError,
     bindings,
@@ -39,7 +34,7 @@ use core::{
 pub(super) enum Memory {
     /// Ranges of a BAR.
     #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-    Ranges(RangeTable),
+    Ranges,
     /// Pages of system memory, which the table keeps if there is a value.
     Pages(Option<Arc<Pages>>),
 }
@@ -48,8 +43,8 @@ pub(super) enum Memory {
 ///
 /// # Invariants
 ///
-/// `sgt` is mapped in direction `dir`. It belongs to the ranges in `memory` or, if that is pages,
-/// is a box that the DMA core has mapped.
+/// `sgt` is mapped in direction `dir`: by `dma_buf_phys_vec_to_sgt()` if it leads to ranges, and as
+/// a box by `dma_map_sgtable()` if it leads to pages.
 pub(super) struct Table {
     sgt: NonNull<bindings::sg_table>,
     dir: bindings::dma_data_direction,
@@ -57,8 +52,6 @@ pub(super) struct Table {
     /// The buffer has moved, or is not in the BAR any more: the memory that the table leads to may
     /// belong to something else.
     pub(super) retired: bool,
-    /// The table cannot be mapped again: the buffer was revoked.
-    single_use: bool,
     /// The importer has the table, and no other code has it until the importer unmaps it.
     pub(super) has_user: bool,
 }
@@ -68,8 +61,8 @@ impl Table {
     ///
     /// # Safety
     ///
-    /// `sgt` must be mapped in direction `dir`, and belong to the ranges in `memory` or, if that is
-    /// pages, be a box that was mapped by `dma_map_sgtable()`.
+    /// `sgt` must be mapped in direction `dir`: by `dma_buf_phys_vec_to_sgt()` if `memory` is
+    /// ranges, and as a box by `dma_map_sgtable()` if it is pages.
     #[inline]
     pub(super) unsafe fn new(
         sgt: NonNull<bindings::sg_table>,
@@ -82,7 +75,6 @@ impl Table {
             dir,
             memory,
             retired: false,
-            single_use: false,
             has_user: false,
         }
     }
@@ -91,12 +83,6 @@ impl Table {
     #[inline]
     pub(super) fn sgt(&self) -> NonNull<bindings::sg_table> {
         self.sgt
-    }
-
-    /// Marks that the table is not mapped again, so that it is not cached when it is unmapped.
-    #[inline]
-    pub(super) fn set_single_use(&mut self) {
-        self.single_use = true;
     }
 
     /// Returns whether the table is one of memory of the device, where the buffer still is.
@@ -110,7 +96,7 @@ impl Table {
         matches!(self.memory, Memory::Pages(_))
     }
 
-    /// Unmaps the table, and caches it for the next mapping if it can be mapped again.
+    /// Unmaps the table, and frees it.
     ///
     /// # Safety
     ///
@@ -138,14 +124,7 @@ impl Table {
                     drop(KBox::from_raw(sgt));
                 }
                 #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-                Memory::Ranges(table) => {
-                    bindings::dma_buf_phys_table_unmap(sgt);
-                    // Once the buffer has moved the next mapping has other ranges, and once it is
-                    // revoked there is none.
-                    if !self.retired && !self.single_use {
-                        Holdings::of(attach).set_cached(table);
-                    }
-                }
+                Memory::Ranges => bindings::dma_buf_free_sgt(attach, sgt, dir),
             }
         }
     }

@@ -58,19 +58,6 @@ impl MapType {
     pub const THRU_HOST_BRIDGE: Self =
         Self(bindings::pci_p2pdma_map_type_PCI_P2PDMA_MAP_THRU_HOST_BRIDGE);
 
-    /// Returns the value of the C side.
-    // Like the next function not limited to this crate: its first user, dma-buf, may be disabled.
-    #[inline]
-    pub const fn as_raw(self) -> bindings::pci_p2pdma_map_type {
-        self.0
-    }
-
-    /// Returns the kind for a value of the C side.
-    #[inline]
-    pub const fn from_raw(raw: bindings::pci_p2pdma_map_type) -> Self {
-        Self(raw)
-    }
-
     /// Returns whether a client with this kind of route can be given a mapping.
     #[inline]
     pub fn is_supported(self) -> bool {
@@ -371,28 +358,32 @@ impl<'a> Provider<'a> {
         unsafe { Decision::from_raw(&raw) }
     }
 
-    /// Returns whether the DMA mask of `client` covers the addresses that it gets for this BAR with
-    /// a mapping of the kind `map_type`.
+    /// Returns whether `client` can use the addresses that it gets for this BAR with a mapping of
+    /// the kind `map_type`.
     ///
-    /// The core does not check that bus addresses are inside the mask, and warns if a mapping
-    /// through the host bridge is not. An IOMMU gives the client addresses that are.
+    /// Bus addresses have to be in its DMA mask, which the core does not check. For a mapping
+    /// through the host bridge it mirrors `dma_can_map_mmio()`.
     #[inline(never)]
     pub fn is_in_mask_of(&self, client: &device::Device, map_type: MapType) -> bool {
-        // SAFETY: By the type invariant the provider is valid.
-        let bus_offset = unsafe { (*self.raw.as_ptr()).bus_offset };
-        // SAFETY: `client` is a valid device.
-        let (mask, translated) = unsafe {
-            (
-                bindings::dma_get_mask(client.as_raw()),
-                bindings::dev_dma_iommu(client.as_raw()),
-            )
-        };
-        // OVERFLOW: The type invariant excludes it.
-        let last = self.start + (self.len - 1);
-
         match map_type {
-            MapType::BUS_ADDR => last.wrapping_add(bus_offset) <= mask,
-            MapType::THRU_HOST_BRIDGE => translated || last <= mask,
+            MapType::BUS_ADDR => {
+                // SAFETY: By the type invariant the provider is valid, and `client` is.
+                let (bus_offset, mask) = unsafe {
+                    (
+                        (*self.raw.as_ptr()).bus_offset,
+                        bindings::dma_get_mask(client.as_raw()),
+                    )
+                };
+                // OVERFLOW: The type invariant excludes it.
+                let last = self.start + (self.len - 1);
+
+                last.wrapping_add(bus_offset) <= mask
+            }
+            // SAFETY: `client` is a valid device.
+            MapType::THRU_HOST_BRIDGE => unsafe {
+                // CAST: Providers exist on 64-bit kernels only.
+                bindings::dma_can_map_mmio(client.as_raw(), self.start, self.len as usize)
+            },
             _ => true,
         }
     }

@@ -17,7 +17,6 @@ use crate::{
     bindings,
     device,
     dma_buf::{
-        exports::Registry,
         table::{
             Table,
             Tables, //
@@ -25,14 +24,6 @@ use crate::{
         DmaBuf, //
     },
     prelude::*, //
-};
-#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-use crate::{
-    dma_buf::mapping::RangeTable,
-    pci::p2pdma::{
-        MapType,
-        Provider, //
-    }, //
 };
 use core::{
     cell::{
@@ -141,40 +132,23 @@ impl Attachments {
 }
 
 /// The pins and mappings of an importer. Guarded by the reservation.
-pub(in crate::dma_buf) struct Holdings {
+pub(super) struct Holdings {
     /// Links of [`Attachments`].
     previous: Cell<*mut bindings::dma_buf_attachment>,
     next: Cell<*mut bindings::dma_buf_attachment>,
     pub(super) pins: Cell<usize>,
     pub(super) tables: UnsafeCell<Tables>,
-    /// A table that is not mapped, cached for the next mapping.
-    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-    cached: Cell<Option<RangeTable>>,
-    /// The route that the exporter asked for when the importer attached. Does not change.
-    #[cfg_attr(not(all(CONFIG_PCI, CONFIG_64BIT)), expect(dead_code))]
-    route: Option<KnownRoute>,
 }
-
-/// The provider that a route leads to, only to be compared, and the kind of the route.
-#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-type KnownRoute = (*mut bindings::p2pdma_provider, MapType);
-
-/// Without PCI there are no routes.
-#[cfg(not(all(CONFIG_PCI, CONFIG_64BIT)))]
-type KnownRoute = ();
 
 impl Holdings {
     /// Nothing is pinned or mapped yet.
     #[inline]
-    pub(super) const fn new(route: Option<KnownRoute>) -> Self {
+    pub(super) const fn new() -> Self {
         Self {
             previous: Cell::new(ptr::null_mut()),
             next: Cell::new(ptr::null_mut()),
             pins: Cell::new(0),
             tables: UnsafeCell::new(Tables::new()),
-            #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-            cached: Cell::new(None),
-            route,
         }
     }
 
@@ -183,41 +157,10 @@ impl Holdings {
     /// `attach` must be a valid attachment of a buffer of an [`Exporter`], whose reservation is
     /// held for `'a`.
     #[inline]
-    pub(in crate::dma_buf) unsafe fn of<'a>(attach: *mut bindings::dma_buf_attachment) -> &'a Self {
+    pub(super) unsafe fn of<'a>(attach: *mut bindings::dma_buf_attachment) -> &'a Self {
         // SAFETY: The private data of an attachment begins with its holdings, whatever the type of
         // the exporter. The reservation guards them.
         unsafe { &*(*attach).priv_.cast::<Self>() }
-    }
-
-    /// Drops the cached table.
-    #[inline]
-    pub(in crate::dma_buf) fn drop_cached(&self) {
-        #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-        drop(self.take_cached());
-    }
-
-    /// Returns the kind of the route to memory of `provider`, or [`None`] if the exporter has not
-    /// asked for it.
-    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-    #[inline]
-    pub(in crate::dma_buf) fn map_type(&self, provider: &Provider<'_>) -> Option<MapType> {
-        self.route
-            .filter(|(raw, _)| ptr::eq(*raw, provider.as_raw()))
-            .map(|(_, map_type)| map_type)
-    }
-
-    /// Takes the cached table, if there is one.
-    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-    #[inline]
-    pub(in crate::dma_buf) fn take_cached(&self) -> Option<RangeTable> {
-        self.cached.take()
-    }
-
-    /// Caches a table, which is not mapped, for the next mapping.
-    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-    #[inline]
-    pub(in crate::dma_buf) fn set_cached(&self, table: RangeTable) {
-        self.cached.set(Some(table));
     }
 }
 
@@ -232,30 +175,13 @@ pub(super) struct AttachmentData<E: Exporter> {
 /// An importer that asks to be attached.
 pub struct AttachRequest<'a> {
     attach: &'a mut bindings::dma_buf_attachment,
-    #[cfg_attr(not(all(CONFIG_PCI, CONFIG_64BIT)), expect(dead_code))]
-    registry: &'a Registry,
-    /// The importer's route to the memory of the exporter, once the exporter has asked for it.
-    route: Cell<Option<KnownRoute>>,
 }
 
 impl<'a> AttachRequest<'a> {
     /// Describes an attachment that is being made.
     #[inline]
-    pub(super) fn new(
-        attach: &'a mut bindings::dma_buf_attachment,
-        registry: &'a Registry,
-    ) -> Self {
-        Self {
-            attach,
-            registry,
-            route: Cell::new(None),
-        }
-    }
-
-    /// Returns the route that [`Self::map_type`] has stored.
-    #[inline]
-    pub(super) fn route(&self) -> Option<KnownRoute> {
-        self.route.get()
+    pub(super) fn new(attach: &'a mut bindings::dma_buf_attachment) -> Self {
+        Self { attach }
     }
 
     /// Returns the device of the importer.
@@ -286,16 +212,6 @@ impl<'a> AttachRequest<'a> {
             Some(bus) => unsafe { CStr::from_char_ptr(bus.name) },
             None => c"",
         }
-    }
-
-    /// Returns the kind of mapping that the importer gets for memory of `provider`, and stores it
-    /// for the mappings.
-    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-    pub(in crate::dma_buf) fn map_type(&self, provider: &Provider<'_>) -> MapType {
-        let map_type = self.registry.map_type(provider, self.device());
-
-        self.route.set(Some((provider.as_raw(), map_type)));
-        map_type
     }
 
     /// Returns whether the importer takes peer-to-peer memory.
@@ -462,7 +378,7 @@ impl<'r, E: Exporter> Attached<'r, E> {
     }
 
     #[inline]
-    pub(in crate::dma_buf) fn holdings(&self) -> &Holdings {
+    pub(super) fn holdings(&self) -> &Holdings {
         &self.private().holdings
     }
 

@@ -207,13 +207,6 @@ impl<E: Exporter> Buffer<E> {
         if let Some(user) = self.user.as_ref() {
             user.unmap();
         }
-        // SAFETY: The reservation is held until after the loop.
-        for at in unsafe { self.attachments(buf) } {
-            // The buffer is revoked, so no table is needed for a later mapping.
-            at.holdings().drop_cached();
-            at.with_tables(|tables| tables.iter_mut().for_each(Table::set_single_use));
-        }
-
         // SAFETY: The reservation is held.
         unsafe { bindings::dma_buf_invalidate_mappings(buf.as_raw()) };
     }
@@ -286,7 +279,6 @@ pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
         // SAFETY: The reservation guards the tables; there is no other reference to them.
         let tables = unsafe { &mut *holdings.tables.get() };
 
-        holdings.drop_cached();
         for table in tables.iter_mut().filter(|table| !table.retired) {
             // SAFETY: The table is one of the attachment, whose memory is still there.
             unsafe { table.sync_for_cpu(dev) };

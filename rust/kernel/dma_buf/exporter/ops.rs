@@ -162,18 +162,17 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
         // SAFETY: The reservation was just taken and is held until after the view is gone.
         let ret = unsafe { buffer.locked(buf) }.and_then(|cx| {
             // SAFETY: The attachment is valid, and there is no other pointer to it yet.
-            let mut request = AttachRequest::new(unsafe { &mut *raw_attach }, &buffer.registry);
+            let mut request = AttachRequest::new(unsafe { &mut *raw_attach });
 
-            let accepted = buffer.exporter.attach(&cx, &mut request, prepared)?;
-            Ok((accepted, request.route()))
+            buffer.exporter.attach(&cx, &mut request, prepared)
         });
         // The reservation is held until the attachment is on the list, so that the next decision
         // about all importers takes it into account.
-        let ret = ret.map(|(accepted, route)| {
+        let ret = ret.map(|accepted| {
             let data = KBox::write(
                 data,
                 AttachmentData {
-                    holdings: Holdings::new(route),
+                    holdings: Holdings::new(),
                     data: accepted,
                 },
             );

@@ -543,7 +543,7 @@ impl<T: PeerObject> GemExport<T> {
 
                     Object::<T>::bring(&mut object, Domain::System, false, false)?;
                 }
-                ranges => return at.map_mmio(|bound| Ok(*bound), &ranges?, dir),
+                ranges => return at.map_mmio(|bound| Ok(*bound), &*ranges?, dir),
             }
         }
         // The driver itself has pinned the object in system memory.
