@@ -3,7 +3,8 @@
 
 Fences, reservations, importers and exporters of system memory are for all drivers; only code for
 BARs needs PCI. A build for a 32-bit processor shows that no other code needs PCI, or assumes that
-an address has 64 bits. Drivers whose memory does not move need no TTM.
+an address has 64 bits. Drivers whose memory does not move need no TTM. Some patches are for drivers
+of GPUs that no machine of the tests has.
 """
 
 from concurrent import futures
@@ -47,7 +48,10 @@ class Configuration:
 # "prepare" makes what modules in Rust need: the crate, its helpers and bindings.
 ALL = (Configuration("kernel crate without PCI and 64 bits", "portable", "arm", ("prepare",)),
        Configuration("avram without TTM", "without-ttm", "x86_64",
-                     ("prepare", "drivers/gpu/drm/avram/")))
+                     ("prepare", "drivers/gpu/drm/avram/")),
+       Configuration("device-private memory of xe and nouveau", "gpus", "x86_64",
+                     ("prepare", "drivers/gpu/drm/xe/xe_svm.o",
+                      "drivers/gpu/drm/nouveau/nouveau_dmem.o")))
 
 
 def run(steps, built):

@@ -14,7 +14,7 @@ import compiled
 from steps import LabError
 
 
-IT, WITHOUT_TTM = compiled.ALL
+IT, WITHOUT_TTM, GPUS = compiled.ALL
 
 
 class Steps:
@@ -86,6 +86,11 @@ class Compiled(unittest.TestCase):
             self.assertIn(f"# CONFIG_{option} is not set\n", text)
         self.assertEqual(WITHOUT_TTM.layers, b"")
         self.assertIn("drivers/gpu/drm/avram/", WITHOUT_TTM.targets)
+
+    def test_the_drivers_have_peers(self):
+        text = GPUS.fragment.read_text()
+        for option in ("PCI_P2PDMA", "DRM_XE_PAGEMAP_P2P", "DRM_NOUVEAU_SVM_P2P"):
+            self.assertIn(f"CONFIG_{option}=y\n", text)
 
     def test_warnings_are_errors(self):
         for it in compiled.ALL:
