@@ -659,8 +659,8 @@ mod tests {
             let (shared, buf) = export_buffer(pdev, &exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
 
-            // The scatter table is kept for each direction while the ranges of the buffer stay the
-            // same, and is made again after a move, even if another list has the same place.
+            // Each mapping has the ranges of the buffer at that moment, in each direction, even if
+            // another list has the same place.
             for (place, dir) in [
                 (4, DataDirection::ToDevice),
                 (4, DataDirection::FromDevice),

@@ -56,7 +56,7 @@ impl VfioBar {
     }
 }
 
-/// The scatter table is kept, and has the same addresses each time.
+/// Each mapping leads to the BAR.
 fn again() -> Outcome {
     let bar = VfioBar::new()?;
     let peer = Peer::open()?;
