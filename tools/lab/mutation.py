@@ -15,9 +15,13 @@ from dataclasses import dataclass
 import sites
 from steps import LabError
 
-# The keys of a mutation in the list.
-KEYS = {"id", "file", "after", "old", "new", "as", "patch", "tests", "suites", "on", "by",
-        "processors", "unfindable"}
+# The sections of the list that are no file.
+WITHOUT, UNREACHED = "without", "unreached"
+# The parts of a mutation, by their first character, in this order.
+PARTS = {" ": "after", "-": "old", "+": "new", "!": "unfindable"}
+# In what finds a mutation: suites instead of programs, and what may follow.
+KUNIT = "kunit "
+OPTIONS = re.compile(r" (on|by|processors) (\S+)")
 # What finds a mutation beside the failure of its tests: any failure of its boot, or a limit of time.
 ANY, HANG = "any", "hang"
 # Stands for the condition in the replacement of a whole old text.
@@ -67,21 +71,31 @@ class Mutation:
 def parse(text):
     """Read a list; return the mutations, {file or patch: why it has none}, and {allocation: why no
     test makes it fail}."""
-    found = tomllib.loads(text)
-    mutations = []
-    for entry in found.get("mutant", []):
-        unknown = entry.keys() - KEYS
-        if unknown or not {"id", "file", "old"} <= entry.keys():
-            raise ValueError(f"mutation {entry.get('id')}: what is {', '.join(unknown) or 'it'}?")
-        if entry.get("by", ANY) not in (ANY, HANG):
-            raise ValueError(f"mutation {entry['id']}: by is {ANY} or {HANG}")
-        entry["whole"] = entry.pop("as", "")
-        if re.match(r"let (?!_ = )", entry["old"]) and not entry.get("new") and not entry["whole"]:
-            raise ValueError(f"mutation {entry['id']}: without its `let` the code means another "
-                             "variable, also where the mutation is off")
-        entry["tests"] = tuple(entry.get("tests", "").split())
-        mutations.append(Mutation(**entry))
-    return mutations, found.get("without", {}), found.get("unreached", {})
+    sections = tomllib.loads(text)
+    without, unreached = sections.pop(WITHOUT, {}), sections.pop(UNREACHED, {})
+    return [_mutation(name, *section.partition(" ")[::2], *parts)
+            for section, here in sections.items() for name, parts in here.items()], without, unreached
+
+
+def _mutation(name, file, patch, finders, *parts):
+    """A mutation from what the list has of it."""
+    keys = [PARTS.get(part[:1]) for part in parts]
+    if keys != [key for key in PARTS.values() if key in keys] or "old" not in keys:
+        raise ValueError(f"mutation {name}: it has {', '.join(map(str, keys))}")
+    found = dict(zip(keys, (part[1:] for part in parts)))
+    if re.search(rf"\b{CONDITION}\b", found.get("new", "")):
+        found["whole"] = found.pop("new")
+    if re.match(r"let (?!_ = )", found["old"]) and not found.keys() & {"new", "whole"}:
+        raise ValueError(f"mutation {name}: without its `let` the code means another variable, also "
+                         "where the mutation is off")
+    options = dict(OPTIONS.findall(finders))
+    if options.get("by", ANY) not in (ANY, HANG):
+        raise ValueError(f"mutation {name}: by is {ANY} or {HANG}")
+    options["processors"] = int(options.get("processors", 0))
+    finders = OPTIONS.sub("", finders)
+    suites = finders.removeprefix(KUNIT) if finders.startswith(KUNIT) else ""
+    tests = () if suites else tuple(finders.split())
+    return Mutation(name, file, patch=patch, tests=tests, suites=suites, **options, **found)
 
 
 def position(text, mutation):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Tests of the list of mutations, and of what becomes of the code."""
 
+import re
 import tempfile
 import unittest
 from pathlib import Path
@@ -28,6 +29,22 @@ C = "drivers/a.c"
 def one(file, old, **more):
     """A mutation of that text."""
     return Mutation("id", file, old, **more)
+
+
+# Files without statements, and lines that declare: there is nothing to break.
+NO_CODE = (".h", ".rst", "/Kconfig", "/Makefile", "/MAINTAINERS")
+DECLARES = re.compile(r"\s*($|//|/?\*|#!?\[|#include|#define|obj-|(pub )?(use|mod) |[}]?;?$)")
+
+
+def declares_only(patch):
+    """Whether a patch adds no statement."""
+    file = ""
+    for line in patch.splitlines():
+        if line.startswith("+++ b/"):
+            file = line.partition("\t")[0]
+        elif line.startswith("+") and not file.endswith(NO_CODE) and not DECLARES.match(line[1:]):
+            return False
+    return True
 
 
 def changed(text, mutation_of_it):
@@ -93,14 +110,18 @@ class Rewriting(unittest.TestCase):
         self.assertEqual(mutation.position("a\n*f();", one(C, "*f();")), 2)
 
     def test_list_is_strict(self):
-        good = '[[mutant]]\nid = "a"\nfile = "b"\nold = "c"\nas = "d"\ntests = "x y"\n'
+        good = '[b]\na = ["x y", " e", "-c", "+MUTANT ? d : c"]\n'
         found, *_ = mutation.parse(good)
-        self.assertEqual(found, [Mutation("a", "b", "c", whole="d", tests=("x", "y"))])
-        variable = good.replace('old = "c"', 'old = "let c = 1;"')
+        self.assertEqual(found, [Mutation("a", "b", "c", after="e", whole="MUTANT ? d : c",
+                                          tests=("x", "y"))])
+        found, *_ = mutation.parse('["b 0001-"]\na = ["kunit x* on y by any processors 2", "-c", "+d"]')
+        self.assertEqual(found, [Mutation("a", "b", "c", new="d", patch="0001-", suites="x*", on="y",
+                                          by="any", processors=2)])
+        variable = good.replace("-c", "-let c = 1;")
         mutation.parse(variable)
-        mutation.parse(f'{good}by = "any"\n')
-        for bad in (good + 'colour = "red"\n', good.replace("old", "new"), f'{good}by = "luck"\n',
-                    variable.replace('as = "d"\n', "")):
+        for bad in (good.replace('" e"', '"e"'), good.replace('"-c", ', ""),
+                    good.replace('" e", "-c"', '"-c", " e"'), good.replace("x y", "x by luck"),
+                    variable.replace(', "+MUTANT ? d : c"', "")):
             with self.assertRaises(ValueError):
                 mutation.parse(bad)
 
@@ -158,8 +179,9 @@ class List(unittest.TestCase):
 
     def test_every_file_has_one(self):
         mutated = {m.file for m in self.mutations}
-        for path, _ in source.overlay_files(pipeline.REPO):
-            if path.startswith(("rust/kernel/", "drivers/")) and path.endswith((".rs", ".c")):
+        for path, file in source.overlay_files(pipeline.REPO):
+            if path.startswith(("rust/kernel/", "drivers/")) and path.endswith((".rs", ".c")) and \
+                    not all(map(DECLARES.match, file.read_text().splitlines())):
                 self.assertNotEqual(path in mutated, path in self.without, path)
 
     def test_every_patch_has_one(self):
@@ -169,7 +191,8 @@ class List(unittest.TestCase):
             touched[name] = source.touched_by(patch.read_text())
             of_it = any(m.patch and name.startswith(m.patch) for m in self.mutations)
             why_not = any(f"patches/{name}".startswith(key) for key in self.without)
-            self.assertNotEqual(of_it, why_not, name)
+            nothing = declares_only(patch.read_text())
+            self.assertEqual(of_it + why_not + nothing, 1, name)
         ours = dict(source.overlay_files(pipeline.REPO))
         for m in self.mutations:
             named = [files for name, files in touched.items() if m.patch and
