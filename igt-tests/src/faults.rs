@@ -80,7 +80,8 @@ impl Drop for Settings {
     }
 }
 
-/// Sets everything that is needed so that allocations can fail.
+/// Sets everything that is needed so that allocations can fail. Pages that [`DIRECT_MAP`] allocates
+/// are exempt.
 fn settings() -> Result<(PathBuf, Settings), Stop> {
     let root = mounted("debugfs", "/sys/kernel/debug")?;
     if !Path::new("/proc/self/fail-nth").exists() {
@@ -93,6 +94,15 @@ fn settings() -> Result<(PathBuf, Settings), Stop> {
     let mut settings = Settings::default();
     for (name, value) in SETTINGS {
         settings.set(root.join(name), value)?;
+    }
+    if let Some((start, end)) = Code::Function(DIRECT_MAP).range() {
+        for (name, value) in [
+            ("stacktrace-depth", "32".to_string()),
+            ("reject-start", start.to_string()),
+            ("reject-end", end.to_string()),
+        ] {
+            settings.set(root.join("fail_page_alloc").join(name), &value)?;
+        }
     }
     Ok((root, settings))
 }
@@ -164,15 +174,6 @@ impl Faults {
         let (root, mut settings) = settings()?;
         for attribute in ALLOCATORS.iter().chain([&COPIES]) {
             settings.set(root.join(attribute).join("times"), &ALL.to_string())?;
-        }
-        if let Some((start, end)) = Code::Function(DIRECT_MAP).range() {
-            for (name, value) in [
-                ("stacktrace-depth", "32".to_string()),
-                ("reject-start", start.to_string()),
-                ("reject-end", end.to_string()),
-            ] {
-                settings.set(root.join("fail_page_alloc").join(name), &value)?;
-            }
         }
         let nth = OpenOptions::new()
             .read(true)

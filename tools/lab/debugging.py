@@ -18,7 +18,7 @@ DMA = "dma-debug"
 OPTIONS = {"lockdep": "CONFIG_PROVE_LOCKING=y", DMA: "CONFIG_DMA_API_DEBUG=y"}
 ON = {"lockdep": "1", DMA: "N"}
 # Programs that make allocations fail may make one of dma-debug fail, which then prints this.
-NO_MEMORY = "cacheline tracking ENOMEM, dma-debug disabled"
+NO_MEMORY = "DMA-API: cacheline tracking ENOMEM, dma-debug disabled"
 FAULTS = re.compile(r"\w+_faults@.*")
 
 

@@ -241,7 +241,7 @@ class Whole(unittest.TestCase):
 class Checks(unittest.TestCase):
     """The checks of the kernel are on at the end of each boot."""
 
-    OFF = "cacheline tracking ENOMEM, dma-debug disabled"
+    OFF = "DMA-API: cacheline tracking ENOMEM, dma-debug disabled"
 
     def verdicts(self, text, log_text="", checks=frozenset({"lockdep", "dma-debug"})):
         """(name, result) of the verdicts about them."""
@@ -273,6 +273,16 @@ class Checks(unittest.TestCase):
             self.assertEqual(self.verdicts(state, said), self.expect(result, "pass"))
         self.assertEqual(self.verdicts("lockdep 0\ndma-debug N\n", log(self.OFF)),
                          self.expect("pass", "fail"))
+
+    def test_the_state_of_memory_hides_nothing_of_dma_debug(self):
+        said = log("[IGT] vvram_faults: executing", "[IGT] vvram_faults: starting subtest x",
+                   "vvram_faults: vmalloc error: size 4096", "DMA32 free:8kB boost:0kB",
+                   "DMA-API: pci 0: device driver maps memory from kernel text")
+        entries = kernellog.expected("check")
+        self.assertEqual([line for line in kernellog.complaints(said, "check-once-2", entries)
+                          if "DMA" in line],
+                         ["DMA-API: pci 0: device driver maps memory from kernel text "
+                          "(during vvram_faults@x)"])
 
     def test_which_flavours_have_them(self):
         for flavour, found in (("check", {"lockdep", "dma-debug"}), ("kasan", {"dma-debug"}),
