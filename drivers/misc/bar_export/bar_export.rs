@@ -5,8 +5,6 @@
 //! The smallest exporter of peer-to-peer memory: the memory never moves and has no copy elsewhere.
 //! The driver is bound by `driver_override`, or by an ID that is written to `new_id`.
 
-mod abi;
-
 use kernel::{
     device,
     dma::DataDirection,

@@ -18,8 +18,7 @@
 //! - [`cpu`]: the CPU in place of the device,
 //! - [`client`]: the user of a buffer that an open file has, the device or the CPU,
 //! - `memory`: memory of a process, by its addresses, which an open file may use as well,
-//! - [`file`]: the character device,
-//! - `abi`: checks of the layout of the arguments of its ioctls.
+//! - [`file`]: the character device.
 //!
 //! # Locking
 //!
@@ -51,7 +50,6 @@ use kernel::{
     sync::Arc, //
 };
 
-mod abi;
 mod client;
 mod cpu;
 mod device;

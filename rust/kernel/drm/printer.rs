@@ -6,7 +6,6 @@
 
 use crate::{
     bindings,
-    drm,
     prelude::*,
     types::Opaque, //
 };
@@ -82,15 +81,5 @@ impl Printer {
                 name.as_char_ptr(),
             )
         }
-    }
-
-    /// Prints how much memory the objects have to which `file` has handles.
-    ///
-    /// For drivers whose objects are all in system memory, which is the region `memory`. Calls
-    /// their [`status`](drm::gem::DriverObject::status) and [`rss`](drm::gem::DriverObject::rss).
-    /// Mirrors `drm_show_memory_stats()`.
-    pub fn memory_stats<F: drm::file::DriverFile>(&mut self, file: &drm::File<F>) {
-        // SAFETY: The printer and the file are valid.
-        unsafe { bindings::drm_show_memory_stats(self.as_raw(), file.as_raw()) }
     }
 }

@@ -5,9 +5,7 @@
 //! The reference for drivers in this shape: `core` is the driver of the PCI device, which allocates
 //! its memory and makes an auxiliary device; `card` is the DRM driver of the auxiliary device,
 //! whose objects (`gem`) stay in VRAM. The policy of the export is [`kernel::drm::gem::peer`].
-//! `abi` checks the layout of the uAPI.
 
-mod abi;
 mod card;
 mod core;
 mod gem;

@@ -15,12 +15,10 @@
 //! - `gpu` and `core`,
 //! - `engine` (TTM's view of the copy engine), `gem` (the objects), `vm` (address spaces, and the
 //!   objects in them), `compute` (jobs of the compute engine),
-//! - `copy`, `bind`, `exec` and `file` (the ioctls), `debugfs`, `card`, and `abi` (checks of the
-//!   layout of the uAPI).
+//! - `copy`, `bind`, `exec` and `file` (the ioctls), `debugfs` and `card`.
 //!
 //! The interface of the device is described in Documentation/gpu/mgpu.rst.
 
-mod abi;
 mod aperture;
 mod bind;
 mod card;

@@ -3,13 +3,12 @@
 //! VRAM behind a PCI BAR, exported peer to peer.
 //!
 //! The reference for drivers that adopt [`kernel::drm::gem::peer`]. The layers, from the top:
-//! `file` (the ioctls) and `copy` (the one that copies), `abi` (the layout of their arguments),
-//! `gem` (the objects and how the layers of the kernel crate see them), `driver` (probe, and the
-//! data that exists while the driver is bound), `hw` (the differences between devices), `vm`
-//! (address spaces of clients, as a GPU with page tables has them), `svm` (memory of processes that
-//! is in VRAM), `layout` (for tests: a BAR that shows VRAM in another order, and VRAM with holes).
+//! `file` (the ioctls) and `copy` (the one that copies), `gem` (the objects and how the layers of
+//! the kernel crate see them), `driver` (probe, and the data that exists while the driver is bound),
+//! `hw` (the differences between devices), `vm` (address spaces of clients, as a GPU with page
+//! tables has them), `svm` (memory of processes that is in VRAM), `layout` (for tests: a BAR that
+//! shows VRAM in another order, and VRAM with holes).
 
-mod abi;
 mod copy;
 mod driver;
 mod file;

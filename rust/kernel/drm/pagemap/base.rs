@@ -381,7 +381,8 @@ impl Base {
         let (first, count) = (offset / PAGE_SIZE, size / PAGE_SIZE);
         let end = first.checked_add(count).ok_or(EINVAL)?;
 
-        if offset % size != 0 || end > self.pages.count() {
+        // A size is a power of two.
+        if offset & size.wrapping_sub(1) != 0 || end > self.pages.count() {
             return Err(EINVAL);
         }
         // The caller keeps the device active meanwhile.

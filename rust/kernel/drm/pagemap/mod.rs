@@ -131,8 +131,7 @@ pub use self::{
     view::{
         Linear,
         P2pPage,
-        Visible,
-        Windows, //
+        Visible, //
     }, //
 };
 

@@ -320,12 +320,6 @@ impl<T: RingOps> Entry<T> {
             .try_for_each(|fence| self.depend_on_fence(fence))
     }
 
-    /// Returns whether the job depends on a fence that is not an internal one of the group.
-    #[inline]
-    pub fn is_external(&self) -> bool {
-        self.deps.external
-    }
-
     /// As [`Self::depend`], for a fence of which the caller knows whether it is an internal one of
     /// the group.
     ///
