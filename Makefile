@@ -19,7 +19,7 @@ help:
 	@echo 'make bench   count instructions of moves, exports and mappings'
 	@echo 'make profile show the functions that take the instructions of some figures, on TOPOLOGY='
 	@echo 'make mutants break the code, one place at a time, and check that a test finds it'
-	@echo 'make style   rustfmt, clippy, checkpatch, git am, get_maintainer, and make docs'
+	@echo 'make style   rustfmt, clippy, checkpatch, git am, get_maintainer, layers, make docs'
 	@echo 'make docs    the pages below Documentation, as the Sphinx of the kernel renders them'
 	@echo 'make tree    a git tree of Linux in OUT=dir, with a commit for each step of the series'
 	@echo 'make deb     Debian packages of the kernel and of p2p, for a real machine'

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! KUnit suite for `kernel::dma_buf::mapping::RangeList`.
+//! KUnit suite for `kernel::dma_buf::exporter::mapping::RangeList`.
 //!
 //! The property tests compare the list with a model that has no ranges: the sequence of page
 //! addresses that were pushed, one by one.
@@ -32,7 +32,7 @@ impl kernel::Module for RangeListKunit {
 #[kunit_tests(range_list)]
 mod tests {
     use kernel::{
-        dma_buf::mapping::RangeList,
+        dma_buf::exporter::mapping::RangeList,
         page::PAGE_SIZE,
         prelude::*, //
     };

@@ -23,14 +23,14 @@ use kernel::{
         devres::RegistrationInit,
         gem::{
             self,
-            peer, //
+            peer,
+            ttm::TtmObject, //
         },
         ttm::{
             CpuEngine,
             CpuRing,
             OpCtx,
-            Place,
-            TtmObject, //
+            Place, //
         },
         vram::{
             Allocator,
@@ -184,7 +184,7 @@ peer_object! {
 }
 
 impl TtmObject for Bo {
-    fn ttm(data: &Data) -> &drm::ttm::Device<Self> {
+    fn ttm(data: &Data) -> &drm::gem::ttm::Device<Self> {
         &data.ttm
     }
 
@@ -207,7 +207,7 @@ impl TtmObject for Bo {
 #[pin_data]
 struct Data {
     #[pin]
-    ttm: drm::ttm::Device<Bo>,
+    ttm: drm::gem::ttm::Device<Bo>,
 }
 
 driver! { auxiliary, Data, Vram, Object, c"vram_kunit_aux", c"VRAM in BAR 2 of the parent" }
@@ -219,11 +219,11 @@ fn card(adev: &auxiliary::Device<Bound>, pdev: &pci::Device<Bound>) -> Result<Ca
     let drm = drm::UnregisteredDevice::<Driver>::new(
         adev,
         try_pin_init!(Data {
-            ttm <- drm::ttm::Device::new(Allocator::new(0..size)?),
+            ttm <- drm::gem::ttm::Device::new(Allocator::new(0..size)?),
         }),
     )?;
 
-    drm::ttm::Device::<Bo>::setup(&drm, pdev, BAR, size)?;
+    drm::gem::ttm::Device::<Bo>::setup(&drm, pdev, BAR, size)?;
     drm.ttm.set_pin_limit(size);
     Card::new(adev, drm, Init, 0)
 }

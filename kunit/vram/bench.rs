@@ -28,6 +28,7 @@ use kernel::{
                 Address, //
             },
             peer,
+            ttm::TtmObject,
             BaseObject,
             Held,
             IntoGEMObject,
@@ -44,7 +45,6 @@ use kernel::{
             OpCtx,
             Place,
             Plan,
-            TtmObject,
             Work, //
         },
         vram::{
@@ -457,7 +457,7 @@ impl Mappings for Bo {
 impl TtmObject for Bo {
     const MAPPINGS: gem::MappingHooks<Self> = mapping_hooks();
 
-    fn ttm(data: &Data) -> &drm::ttm::Device<Self> {
+    fn ttm(data: &Data) -> &drm::gem::ttm::Device<Self> {
         &data.ttm
     }
 
@@ -550,7 +550,7 @@ impl Engine for Ring<'_, '_> {
 #[pin_data]
 pub(crate) struct Data {
     #[pin]
-    pub(crate) ttm: drm::ttm::Device<Bo>,
+    pub(crate) ttm: drm::gem::ttm::Device<Bo>,
 }
 
 driver! { pub(crate) pci, Data, Vram, Object, c"vram_kunit", c"VRAM in BAR 2" }
@@ -601,11 +601,11 @@ impl Card {
         let drm = drm::UnregisteredDevice::<Driver>::new(
             pdev,
             try_pin_init!(Data {
-                ttm <- drm::ttm::Device::with_engines(allocator, names),
+                ttm <- drm::gem::ttm::Device::with_engines(allocator, names),
             }),
         )?;
 
-        drm::ttm::Device::<Bo>::setup(&drm, pdev, BAR, visible)?;
+        drm::gem::ttm::Device::<Bo>::setup(&drm, pdev, BAR, visible)?;
         // The tests look at the content through mappings of the kernel, which pin.
         drm.ttm.set_pin_limit(size);
         Ok(Self {
@@ -626,7 +626,7 @@ impl Card {
         drm.into()
     }
 
-    pub(crate) fn ttm(&self) -> &drm::ttm::Device<Bo> {
+    pub(crate) fn ttm(&self) -> &drm::gem::ttm::Device<Bo> {
         &self.registration.device().ttm
     }
 

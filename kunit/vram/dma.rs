@@ -318,7 +318,7 @@ mod tests {
                 let allocator = Allocator::new(0..PAGE)?;
 
                 KBox::pin_init(
-                    drm::ttm::Device::<Bo>::with_engines(allocator, names),
+                    drm::gem::ttm::Device::<Bo>::with_engines(allocator, names),
                     GFP_KERNEL,
                 )?;
                 Ok(())

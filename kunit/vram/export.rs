@@ -41,18 +41,18 @@ mod tests {
         dma_buf::{
             exporter::{
                 exporter_of,
+                exports::ExportsHandle,
+                mapping::{
+                    Mapping,
+                    RangeList, //
+                },
                 with_exporter,
                 AttachRequest,
                 Attached,
                 LockedBuffer,
                 MapRequest, //
             },
-            exports::ExportsHandle,
             importer::LockedAttachment,
-            mapping::{
-                Mapping,
-                RangeList, //
-            },
             peer::{
                 require_path,
                 PeerPath,

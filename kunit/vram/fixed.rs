@@ -11,12 +11,18 @@ use crate::bench::{
 };
 use kernel::{
     device::Bound,
-    dma_buf::mapping::RangeList,
+    dma_buf::exporter::mapping::RangeList,
     drm::{
         self,
         devres::RegistrationInit,
         gem::{
             self,
+            aperture::{
+                aperture_hook,
+                Aperture,
+                ApertureHook,
+                Wait, //
+            },
             mappings::mapping_hooks,
             peer,
             vram::VramObject,
@@ -24,12 +30,8 @@ use kernel::{
             Mappings, //
         },
         vram::{
-            aperture_hook,
             Allocator,
-            Aperture,
-            ApertureHook,
             Ranges,
-            Wait,
             Window, //
         }, //
     },

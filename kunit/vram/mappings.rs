@@ -46,9 +46,9 @@ mod tests {
     };
     use kernel::{
         dma_buf::{
+            exporter::pages::Pages,
             fence::DriverFence,
             importer::Invalidated,
-            pages::Pages,
             Attachment,
             DmaBuf,
             Importer, //

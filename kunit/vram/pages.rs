@@ -37,8 +37,8 @@ mod tests {
             Device as _, //
         },
         dma_buf::{
+            exporter::pages::Pages,
             importer::LockedAttachment,
-            pages::Pages,
             vmap::VMap,
             Attachment,
             DmaBuf,
@@ -58,7 +58,7 @@ mod tests {
             atomic::Relaxed,
             Arc,
             Completion, //
-        },
+        }, //
     };
 
     const COUNT: usize = 3;

@@ -7,12 +7,12 @@ use kernel::{
     dma::DataDirection,
     dma_buf::{
         exporter::{
+            pages::Pages,
+            table::Mapping,
             AttachRequest,
             LockedBuffer,
             MapRequest, //
         },
-        pages::Pages,
-        table::Mapping,
         Exporter,
         Exports,
         Ops, //

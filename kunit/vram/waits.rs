@@ -21,9 +21,9 @@ use kernel::{
         LockedResv,
         Usage, //
     },
-    drm::{
-        gem::ttm::Object,
-        ttm::TtmObject, //
+    drm::gem::ttm::{
+        Object,
+        TtmObject, //
     },
     new_mutex,
     prelude::*,

@@ -24,7 +24,7 @@ use kernel::{
         Device, //
     },
     dma_buf::{
-        mapping::RangeList,
+        exporter::mapping::RangeList,
         Attachment,
         Importer, //
     },
@@ -34,23 +34,25 @@ use kernel::{
         devres::RegistrationInit,
         gem::{
             self,
-            peer, //
+            aperture::{
+                aperture_hook,
+                Aperture,
+                ApertureHook,
+                Wait, //
+            },
+            peer,
+            ttm::TtmObject, //
         },
         ttm::{
             CpuEngine,
             CpuRing,
             OpCtx,
-            Place,
-            TtmObject, //
+            Place, //
         },
         vram::{
-            aperture_hook,
             Allocator,
-            Aperture,
-            ApertureHook,
             Domain,
             Ranges,
-            Wait,
             Window, //
         }, //
     },
@@ -393,7 +395,7 @@ peer_object! {
 impl TtmObject for Bo {
     const APERTURE: ApertureHook<Self> = aperture_hook();
 
-    fn ttm(data: &Data) -> &drm::ttm::Device<Self> {
+    fn ttm(data: &Data) -> &drm::gem::ttm::Device<Self> {
         &data.ttm
     }
 
@@ -428,7 +430,7 @@ impl Aperture for Bo {
 #[pin_data]
 pub(crate) struct Data {
     #[pin]
-    pub(crate) ttm: drm::ttm::Device<Bo>,
+    pub(crate) ttm: drm::gem::ttm::Device<Bo>,
 }
 
 driver! { pub(crate) pci, Data, Vram, Object, c"vram_kunit", c"VRAM behind windows" }
@@ -442,11 +444,11 @@ pub(crate) fn card_showing(pdev: &pci::Device<Bound>, visible: u64) -> Result<(C
     let drm = drm::UnregisteredDevice::<Driver>::new(
         pdev,
         try_pin_init!(Data {
-            ttm <- drm::ttm::Device::new(Allocator::new(0..size)?),
+            ttm <- drm::gem::ttm::Device::new(Allocator::new(0..size)?),
         }),
     )?;
 
-    drm::ttm::Device::<Bo>::setup(&drm, pdev, BAR, visible)?;
+    drm::gem::ttm::Device::<Bo>::setup(&drm, pdev, BAR, visible)?;
     // The tests look at bytes by mappings, which pin.
     drm.ttm.set_pin_limit(size);
     Ok((Card::new(pdev, drm, Init(aperture.clone()), 0)?, aperture))

@@ -2,7 +2,6 @@
 
 #include <linux/dma-buf.h>
 #include <linux/dma-mapping.h>
-#include <linux/dma-resv.h>
 
 #ifdef CONFIG_DMA_SHARED_BUFFER
 __rust_helper void rust_helper_get_dma_buf(struct dma_buf *dmabuf)
@@ -35,21 +34,4 @@ rust_helper_dma_sync_sgtable_for_device(struct device *dev,
 	dma_sync_sgtable_for_device(dev, sgt, dir);
 }
 
-__rust_helper int
-rust_helper_dma_resv_lock_interruptible(struct dma_resv *obj,
-					struct ww_acquire_ctx *ctx)
-{
-	return dma_resv_lock_interruptible(obj, ctx);
-}
-
-__rust_helper bool rust_helper_dma_resv_trylock(struct dma_resv *obj)
-{
-	return dma_resv_trylock(obj);
-}
-
-__rust_helper struct ww_acquire_ctx *
-rust_helper_dma_resv_locking_ctx(struct dma_resv *obj)
-{
-	return dma_resv_locking_ctx(obj);
-}
 #endif

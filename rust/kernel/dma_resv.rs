@@ -147,28 +147,26 @@ impl Usage {
 ///
 /// # Examples
 ///
-/// The reservation of a buffer that was passed as a file descriptor:
-///
 /// ```
 /// use kernel::{
-///     dma_buf::DmaBuf,
-///     dma_resv::Usage,
+///     dma_resv::{
+///         DmaResv,
+///         Usage, //
+///     },
 ///     prelude::*, //
 /// };
 ///
 /// /// Whether all work on a buffer is done, or nothing if another task holds the lock.
-/// fn is_idle(fd: i32) -> Result<Option<bool>> {
-///     let buf = DmaBuf::from_fd(fd)?;
-///     let resv = buf.resv();
-///     let Some(guard) = resv.try_lock() else {
-///         return Ok(None);
-///     };
+/// fn is_idle(resv: &DmaResv) -> Option<bool> {
+///     let guard = resv.try_lock()?;
 ///
 ///     // The guard belongs to this reservation and to no other.
-///     Ok(Some(guard.is_for(resv) && resv.test_signaled(Usage::Bookkeep)))
+///     Some(guard.is_for(resv) && resv.test_signaled(Usage::Bookkeep))
 /// }
 ///
-/// assert_eq!(is_idle(-1), Err(EBADF));
+/// let resv = KBox::pin_init(DmaResv::new(), GFP_KERNEL)?;
+/// assert_eq!(is_idle(&resv), Some(true));
+/// # Ok::<(), Error>(())
 /// ```
 #[repr(transparent)]
 #[pin_data(PinnedDrop)]
@@ -272,7 +270,6 @@ impl DmaResv {
     ///
     /// The lock of `own` must be held by the current task: then the answer does not change until it
     /// unlocks one of them. Mirrors `dma_resv_locking_ctx()`.
-    #[cfg(CONFIG_RUST_DRM_PEER)]
     pub(crate) fn is_locked_with(&self, own: &Self) -> bool {
         // SAFETY: By the type invariant the reservations are valid. The contexts are compared only.
         let (context, own) = unsafe {
@@ -473,7 +470,6 @@ impl<'a> LockedResv<'a> {
     /// # Safety
     ///
     /// `fence` must not signal before those that it replaces.
-    #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
     pub(crate) unsafe fn replace_fences(&mut self, context: u64, fence: &Fence, usage: Usage) {
         // SAFETY: By the type invariant the reservation is valid and its lock held. It takes
         // references of its own. By the safety requirements nobody waits too short.

@@ -84,7 +84,6 @@ pub(crate) fn in_callback<R>(f: impl FnOnce() -> R) -> R {
 ///
 /// A caller that holds something that the driver needs to suspend the device knows that the device
 /// works until the caller releases it.
-#[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
 pub(crate) fn is_suspending(dev: &Device) -> bool {
     // The PM core does not leave this state before the driver has answered.
     status(dev) == bindings::rpm_status_RPM_SUSPENDING
@@ -94,7 +93,6 @@ pub(crate) fn is_suspending(dev: &Device) -> bool {
 ///
 /// For callers that hold something that the driver needs before it lets the device be suspended. A
 /// device that is about to be suspended counts as not suspended.
-#[cfg_attr(not(CONFIG_RUST_DRM_PEER), allow(dead_code))]
 pub(crate) fn is_suspended(dev: &Device) -> bool {
     // The PM core does not enter this state before the driver has answered.
     status(dev) == bindings::rpm_status_RPM_SUSPENDED
@@ -115,13 +113,11 @@ fn status(dev: &Device) -> bindings::rpm_status {
 }
 
 /// When the use of a device was recorded last, see [`Self::note`].
-#[cfg_attr(not(CONFIG_RUST_DRM_PEER), allow(dead_code))]
 pub(crate) struct LastUse {
     /// In ticks of the timer.
     at: Atomic<usize>,
 }
 
-#[cfg_attr(not(CONFIG_RUST_DRM_PEER), allow(dead_code))]
 impl LastUse {
     /// Makes the value, with no use recorded.
     pub(crate) const fn new() -> Self {
@@ -230,7 +226,6 @@ impl RuntimeGuard {
     }
 
     /// Keeps the device active until [`Self::from_forgotten`].
-    #[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
     pub(crate) fn forget(self) {
         core::mem::forget(self);
     }
@@ -240,7 +235,6 @@ impl RuntimeGuard {
     /// # Safety
     ///
     /// [`Self::forget`] must have been called for `dev`, and not have been undone.
-    #[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
     pub(crate) unsafe fn from_forgotten(dev: &Device) -> Self {
         // INVARIANT: The user was counted and forgotten, and so was a reference.
         Self {

@@ -47,7 +47,7 @@ class Mutation:
     new: str = ""        # the mutated text; nothing if a statement is dropped
     after: str = ""      # text that is there once
     whole: str = ""      # the replacement of old, if that is no expression and no statement
-    patch: str = ""      # the patch that changes the line, by the start of its path below patches/
+    patch: str = ""      # the patch that changes the line, by the start of its source.name()
     tests: tuple = ()    # program or program@subtest
     suites: str = ""     # or a pattern of KUnit suites
     on: str = ""         # the topology, or bounce

@@ -149,13 +149,19 @@ def patches_of(repo):
 
 
 def series_of(repo):
-    """The patches that change the kernel, in the order in which they apply."""
-    return sorted((repo / "patches").glob("*.patch"))
+    """The patches that change the kernel, in the order in which they apply: a folder for each series
+    of patches, whose names begin with a letter in that order."""
+    return sorted((repo / "patches").glob("?-*/*.patch"))
 
 
 def test_only_of(repo):
     """The patches that only the tests need, in the order in which they apply."""
     return sorted((repo / "patches/test-only").glob("*.patch"))
+
+
+def name(patch):
+    """What the list of mutations calls a patch."""
+    return f"{patch.parent.name}/{patch.name}" if patch.parent.name == "test-only" else patch.name
 
 
 def with_sections(upstream, ours):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The style gates: rustfmt, clippy, checkpatch, git am, mutations, MAINTAINERS, unsafe code and the
-documentation.
+"""The style gates: rustfmt, clippy, checkpatch, git am, mutations, MAINTAINERS, unsafe code, layers
+and the documentation.
 
 Each file is a check of its own.
 """
@@ -11,6 +11,7 @@ import cache
 import debianroot
 import docs
 import docsroot
+import layers
 import models
 import mutants
 import mutation
@@ -62,7 +63,7 @@ def run(steps):
     inside = box.with_binds(readonly={"/build/src": src.tree, "/repo": pipeline.REPO})
     verdicts = formatted(steps, inside) + checkpatch(steps, inside)
     verdicts += maintained(steps, inside)
-    verdicts += broken(steps, src) + safe(steps, pipeline.REPO)
+    verdicts += broken(steps, src) + safe(steps, pipeline.REPO) + layered(steps, src.tree)
     verdicts.append(docs.verdict(steps, docsroot.ensure(steps), src))
     verdicts.append(_gate("git am: the series", lambda: taken(steps, box, src)))
     verdicts.append(_gate("clippy: kernel", lambda: pipeline.kernel_only(steps)))
@@ -131,6 +132,13 @@ def broken(steps, src):
             except (OSError, ValueError) as error:
                 verdicts.append(Verdict(f"mutations: {path}", "fail", str(error)))
     return verdicts
+
+
+def layered(steps, tree):
+    """No module imports one of a layer above it, and the documentation shows the layers."""
+    with steps.step("layers"):
+        found = layers.problems(tree)
+    return [Verdict("layers", "fail", problem) for problem in found] or [Verdict("layers", "pass")]
 
 
 def safe(steps, repo):

@@ -18,8 +18,8 @@ import source
 from steps import LabError
 
 NEW_FILES = "patches/new-files"
-# The folder of the cover letters of several patches.
-COVER_LETTERS = "patches/cover-letters"
+# The cover letter of a series, in its folder.
+COVER_LETTER = "cover-letter.txt"
 # The tag of the commit below the series, and the branch that has the series.
 BASE = "pristine"
 BRANCH = "vvram"
@@ -95,6 +95,14 @@ class Commit:
     def paths(self):
         """All paths that it creates, changes or removes."""
         return sorted({*source.touched_by(self.patch.read_text()), *self.files})
+
+    @property
+    def lines(self):
+        """How many lines it adds."""
+        diff = END_OF_MESSAGE.split(self.patch.read_text(), maxsplit=1)[-1]
+        return len(re.findall(r"^\+(?!\+\+ )", diff, re.M)) + sum(
+            file.read_bytes().count(b"\n") for path, file in self.files.items()
+            if path != source.MAINTAINERS)
 
 
 def author(repo):
@@ -294,6 +302,15 @@ def check_same(step, src, repo, folder, box):
                        "a patch does not say the same to git and to patch: refresh it")
 
 
+def table(series):
+    """A line for each series of patches: its commits, their lines, and those of the largest one."""
+    rows = [("series", "commits", "lines", "largest")]
+    for name in sorted({commit.patch.parent.name for commit in series}):
+        lines = [commit.lines for commit in series if commit.patch.parent.name == name]
+        rows.append((name, len(lines), sum(lines), max(lines)))
+    return [f"{name:<12}{count:>8}{lines:>8}{largest:>9}" for name, count, lines, largest in rows]
+
+
 def destination(text):
     """The folder that OUT= names, which must be new or empty, like the one of its patches."""
     if not text:
@@ -329,10 +346,12 @@ def make(steps, src, repo, box, out, who):
         repository.grow(series)
         repository.export(patches)
         repository.name_lists(patches)
-        for letter in sorted((repo / COVER_LETTERS).glob("*.txt")):
-            shutil.copy2(letter, patches / f"cover-letter-{letter.name}")
+        for letter in sorted((repo / "patches").glob(f"?-*/{COVER_LETTER}")):
+            shutil.copy2(letter, patches / f"cover-letter-{letter.parent.name}.txt")
         check_same(step, src, repo, partial, box)
     patches.rename(beside(out))
     partial.rename(out)
     steps.console.say(f"{out}: branch {BRANCH}, {len(series)} commits by {who} on the tag {BASE}")
     steps.console.say(f"{beside(out)}: the same as patches for git am")
+    for line in table(series):
+        steps.console.say(line)

@@ -2,12 +2,10 @@
 
 //! The unmap hook of an exporter does not get the mapping, so that it cannot leak the mapping.
 
-use kernel::dma_buf::{
-    exporter::{
-        Attached,
-        Exporter, //
-    },
-    mapping::Mapping, //
+use kernel::dma_buf::exporter::{
+    mapping::Mapping,
+    Attached,
+    Exporter, //
 };
 
 #[expect(dead_code)]

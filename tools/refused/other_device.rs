@@ -4,15 +4,13 @@
 
 use kernel::{
     dma::DataDirection,
-    dma_buf::{
-        exporter::{
-            Exporter,
-            MapRequest, //
-        },
+    dma_buf::exporter::{
         mapping::{
             Mapping,
             RangeList, //
-        }, //
+        },
+        Exporter,
+        MapRequest, //
     },
     pci::p2pdma::Provider,
     prelude::*,

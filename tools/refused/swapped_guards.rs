@@ -5,8 +5,10 @@
 use kernel::{
     drm::{
         exec::ExecCtx,
-        gem::ttm::Object,
-        ttm::TtmObject, //
+        gem::ttm::{
+            Object,
+            TtmObject, //
+        }, //
     },
     prelude::*, //
 };

@@ -4,16 +4,14 @@
 
 use kernel::{
     dma::DataDirection,
-    dma_buf::{
-        exporter::{
-            Attached,
-            Exporter,
-            MapRequest, //
-        },
+    dma_buf::exporter::{
         mapping::{
             Mapping,
             RangeList, //
-        }, //
+        },
+        Attached,
+        Exporter,
+        MapRequest, //
     },
     pci::p2pdma::Provider,
     prelude::*,

@@ -5,13 +5,11 @@
 
 use kernel::{
     dma::DataDirection,
-    dma_buf::{
-        exporter::{
-            Exporter,
-            MapRequest, //
-        },
+    dma_buf::exporter::{
         pages::Pages,
-        table::Mapping, //
+        table::Mapping,
+        Exporter,
+        MapRequest, //
     },
     prelude::*,
     sync::Arc, //

@@ -9,9 +9,11 @@ use kernel::{
     device,
     dma::DataDirection,
     dma_buf::{
-        exporter,
-        exports::ExportsHandle,
-        mapping,
+        exporter::{
+            self,
+            exports::ExportsHandle,
+            mapping, //
+        },
         peer,
         DmaBuf,
         Exporter,

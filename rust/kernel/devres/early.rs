@@ -177,7 +177,7 @@ impl<T: Send + 'static> Early<T> {
 
     /// Returns the address of the value, which does not move.
     #[inline]
-    pub(crate) fn as_ptr(&self) -> *mut T {
+    pub fn as_ptr(&self) -> *mut T {
         self.slot.value.get()
     }
 }

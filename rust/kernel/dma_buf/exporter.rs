@@ -4,7 +4,12 @@
 //!
 //! A driver implements [`Exporter`] and puts the table of its C operations into a `static`
 //! ([`Ops::new`]). The dma-buf core calls `struct dma_buf_ops` in `ops` and in `cpu`, and nowhere
-//! else.
+//! else. The rest is in
+//!
+//! - [`exports`]: the buffers that one bound driver has exported, and their revocation,
+//! - `mapping`: from ranges of a PCI BAR to the scatter table of an importer,
+//! - [`pages`]: from pages of system memory to the scatter table of an importer,
+//! - [`table`]: the scatter tables that importers have.
 //!
 //! # Contract with `drivers/dma-buf/dma-buf.c`
 //!
@@ -21,13 +26,271 @@
 //! Where the device is bound, the callback gets a [`LockedBuffer`], which leads to
 //! [`Exporter::Bound`]. After the buffer was revoked these callbacks are not called any more, and
 //! the importer gets `ENODEV`.
+//!
+//! # Locking
+//!
+//! The reservation of a buffer ([`DmaBuf::resv`]) is held whenever the buffer is pinned, mapped,
+//! unmapped or invalidated. Views that need it ([`LockedBuffer`], [`LockedAttachment`]) are only
+//! handed out while it is held. The order is:
+//!
+//! 1. the attachment mutex of an importer (sleeps, taken in [`Attachment::with`]), or the
+//!    `mmap_lock` of a process that accesses a buffer,
+//! 2. the reservation of the buffer,
+//! 3. the list of a driver's exports, which is not held while another lock is taken; the locks of
+//!    the areas of a file, which a revocation takes.
+//!
+//! # Examples
+//!
+//! Two devices without hardware: one exports a buffer that only the kernel can map, the other
+//! attaches to it, pins it, and loses it when the exporter is unbound.
+//!
+//! ```
+//! use kernel::{
+//!     device::{
+//!         Bound,
+//!         Device, //
+//!     },
+//!     dma::DataDirection,
+//!     dma_buf::{
+//!         exporter::{
+//!             exporter_of,
+//!             pages::{
+//!                 Pages,
+//!                 PagesMapping, //
+//!             },
+//!             table::Mapping,
+//!             with_exporter,
+//!             AttachRequest,
+//!             Attached,
+//!             KernelMapping,
+//!             LockedBuffer,
+//!             MapRequest,
+//!             VmapRequest, //
+//!         },
+//!         importer::Invalidated,
+//!         vmap::VMap,
+//!         Attachment,
+//!         DmaBuf,
+//!         Exporter,
+//!         Exports,
+//!         Importer,
+//!         Ops,
+//!         StaticAttachment, //
+//!     },
+//!     dma_resv::Usage,
+//!     faux,
+//!     fs::file::flags,
+//!     new_mutex,
+//!     page::PAGE_SIZE,
+//!     prelude::*,
+//!     sync::{
+//!         Arc,
+//!         Mutex, //
+//!     },
+//!     types::CovariantForLt, //
+//! };
+//!
+//! /// Exports memory to importers that take peer-to-peer memory, and to no others.
+//! struct Buffer {
+//!     memory: Arc<Pages>,
+//!     /// How many accesses by the CPU have begun and not ended.
+//!     cpu_users: Arc<Mutex<i32>>,
+//! }
+//!
+//! static OPS: Ops<Buffer> = Ops::new();
+//!
+//! #[vtable]
+//! impl Exporter for Buffer {
+//!     type Bound = CovariantForLt!(u32);
+//!     type Prepared = ();
+//!     /// The number of the attachment.
+//!     type Attachment = usize;
+//!
+//!     const NAME: &'static CStr = c"buffer";
+//!     const OPS: &'static Ops<Self> = &OPS;
+//!
+//!     fn prepare_attach(&self) {}
+//!
+//!     fn attach(
+//!         &self,
+//!         cx: &LockedBuffer<'_, Self>,
+//!         req: &mut AttachRequest<'_>,
+//!         _prepared: (),
+//!     ) -> Result<usize> {
+//!         if !req.peer2peer() {
+//!             return Err(EOPNOTSUPP);
+//!         }
+//!         Ok(cx.attachments().count())
+//!     }
+//!
+//!     fn pin(&self, _cx: &LockedBuffer<'_, Self>, _at: &Attached<'_, Self>) -> Result {
+//!         Ok(())
+//!     }
+//!
+//!     fn unpin(&self, _buf: &DmaBuf, _at: &Attached<'_, Self>) {}
+//!
+//!     fn map<'r>(
+//!         &self,
+//!         _cx: &LockedBuffer<'_, Self>,
+//!         _at: &MapRequest<'r, Self>,
+//!         _dir: DataDirection,
+//!     ) -> Result<Mapping<'r>> {
+//!         Err(ENXIO)
+//!     }
+//!
+//!     fn begin_cpu_access(&self, _cx: &LockedBuffer<'_, Self>, _dir: DataDirection) -> Result {
+//!         *self.cpu_users.lock() += 1;
+//!         Ok(())
+//!     }
+//!
+//!     fn end_cpu_access(&self, _cx: &LockedBuffer<'_, Self>, _dir: DataDirection) -> Result {
+//!         *self.cpu_users.lock() -= 1;
+//!         Ok(())
+//!     }
+//!
+//!     fn vmap(
+//!         &self,
+//!         _cx: &LockedBuffer<'_, Self>,
+//!         _req: &VmapRequest<Self>,
+//!     ) -> Result<KBox<dyn KernelMapping>> {
+//!         Ok(KBox::new(PagesMapping::new(self.memory.clone())?, GFP_KERNEL)?)
+//!     }
+//! }
+//!
+//! struct Client;
+//!
+//! #[vtable]
+//! impl Importer for Client {
+//!     const PEER2PEER: bool = true;
+//!
+//!     fn invalidate(&self, at: &mut Invalidated<'_>) {
+//!         at.unmap();
+//!         at.unpin();
+//!     }
+//! }
+//!
+//! let exporter_dev = faux::Registration::new(c"dma_buf_exporter", None)?;
+//! let importer_dev = faux::Registration::new(c"dma_buf_importer", None)?;
+//! let dev: &Device<Bound> = importer_dev.as_ref().as_ref();
+//!
+//! let exports = Exports::<Buffer>::new(exporter_dev.as_ref(), |_dev| Ok(42))?;
+//! assert_eq!(*exports.bound(), 42);
+//!
+//! let cpu_users = Arc::pin_init(new_mutex!(0), GFP_KERNEL)?;
+//! let new = || -> Result<Buffer> {
+//!     Ok(Buffer {
+//!         memory: Pages::new(PAGE_SIZE, GFP_KERNEL)?,
+//!         cpu_users: cpu_users.clone(),
+//!     })
+//! };
+//! assert_eq!(exports.export(new()?, 1, 0).err(), Some(EINVAL));
+//!
+//! let buf = exports.export(new()?, PAGE_SIZE, 0)?;
+//! assert_eq!(buf.size(), PAGE_SIZE);
+//! assert!(exporter_of::<Buffer>(&buf).is_some());
+//!
+//! // To userspace and back it is the same buffer.
+//! let fd = DmaBuf::into_fd(buf.clone(), flags::O_CLOEXEC)?;
+//! assert!(core::ptr::eq(&*DmaBuf::from_fd(fd)?, &*buf));
+//! # // SAFETY: The file descriptor is not used otherwise.
+//! # assert_eq!(unsafe { kernel::bindings::close_fd(fd as u32) }, 0);
+//!
+//! // A static importer does not take peer-to-peer memory.
+//! assert_eq!(StaticAttachment::new(buf.clone(), dev).err(), Some(EOPNOTSUPP));
+//!
+//! let first = Attachment::new(buf.clone(), dev, Client)?;
+//! let second = Attachment::new(buf.clone(), dev, Client)?;
+//!
+//! first.with(|at| {
+//!     at.pin()?;
+//!     assert!(at.is_pinned());
+//!     assert_eq!(at.map(DataDirection::Bidirectional).err(), Some(ENXIO));
+//!     assert!(at.mapping().is_none());
+//!     Ok(())
+//! })?;
+//!
+//! // A task that has the reservation already gets the same view, of its own buffer.
+//! {
+//!     let mut guard = buf.resv().lock();
+//!     let mut resv = guard.locked();
+//!     assert!(first.locked(&mut resv)?.is_pinned());
+//!     assert!(!second.locked(&mut resv)?.is_pinned());
+//! }
+//! let other = exports.export(new()?, PAGE_SIZE, 0)?;
+//! let mut guard = other.resv().lock();
+//! assert_eq!(first.locked(&mut guard.locked()).err(), Some(EINVAL));
+//! drop(guard);
+//!
+//! // The exporter sees the attachments, oldest first, with the reservation held.
+//! with_exporter(&buf, |_: &Buffer, cx| {
+//!     assert_eq!(*cx.bound(), 42);
+//!     assert!(cx.attachments().map(|at| *at.data()).eq([0, 1]));
+//!     assert!(cx.attachments().map(|at| at.pins()).eq([1, 0]));
+//!     assert!(cx.attachments().all(|at| at.is_revocable() && at.peer2peer()));
+//!     Ok(())
+//! })?;
+//!
+//! {
+//!     let guard = buf.resv().lock_interruptible()?;
+//!     assert!(guard.is_for(buf.resv()));
+//!     assert!(buf.resv().test_signaled(Usage::Bookkeep));
+//!     assert!(buf.resv().try_lock().is_none());
+//! }
+//! assert!(buf.resv().try_lock().is_some());
+//!
+//! // The kernel writes and reads, inside of the buffer only.
+//! buf.begin_cpu_access(DataDirection::Bidirectional)?;
+//! assert_eq!(*cpu_users.lock(), 1);
+//! {
+//!     let map = VMap::new(buf.clone())?;
+//!     let mut bytes = [0; 4];
+//!
+//!     assert!(!map.is_iomem());
+//!     map.write(PAGE_SIZE - 4, b"last")?;
+//!     map.read(PAGE_SIZE - 4, &mut bytes)?;
+//!     assert_eq!(&bytes, b"last");
+//!     assert_eq!(map.write(PAGE_SIZE - 3, b"last"), Err(EINVAL));
+//!     assert_eq!(map.read(usize::MAX, &mut bytes), Err(EINVAL));
+//! }
+//! buf.end_cpu_access(DataDirection::Bidirectional)?;
+//! assert_eq!(*cpu_users.lock(), 0);
+//! // A mapping that is shorter than the buffer is refused.
+//! let long = exports.export(new()?, 2 * PAGE_SIZE, 0)?;
+//! assert_eq!(VMap::new(long).err(), Some(EINVAL));
+//!
+//! // The exporter is unbound: mappings are invalidated, and no new ones can be made.
+//! drop(exports);
+//! first.with(|at| {
+//!     assert!(!at.is_pinned());
+//!     assert_eq!(at.pin(), Err(ENODEV));
+//!     Ok(())
+//! })?;
+//! assert_eq!(Attachment::new(buf.clone(), dev, Client).err(), Some(ENODEV));
+//!
+//! // The device of the importer is unbound as well.
+//! drop(importer_dev);
+//! assert_eq!(second.with(|_| Ok(())), Err(ENODEV));
+//! let mut guard = buf.resv().lock();
+//! assert_eq!(second.locked(&mut guard.locked()).err(), Some(ENODEV));
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! [`Attachment::with`]: super::Attachment::with
+//! [`LockedAttachment`]: super::importer::LockedAttachment
+//!
+//! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
 
 mod attachment;
 mod buffer;
 mod cpu;
+pub mod exports;
+#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+pub mod mapping;
 mod ops;
+pub mod pages;
+pub mod table;
+mod user;
 
-#[cfg(CONFIG_RUST_DRM_PEER)]
 pub(crate) use self::buffer::{
     assume_exporter_of,
     is_mapped,
@@ -35,13 +298,6 @@ pub(crate) use self::buffer::{
     retire,
     with_exporter_of,
     with_locked_exporter, //
-};
-pub(super) use self::{
-    attachment::Brand,
-    buffer::{
-        links_of,
-        Buffer, //
-    }, //
 };
 pub use self::{
     attachment::{
@@ -54,14 +310,15 @@ pub use self::{
         with_exporter,
         LockedBuffer, //
     },
+    exports::Exports,
     ops::Ops, //
 };
 
-use super::{
+use self::{
     pages::Pages,
-    table::Mapping,
-    DmaBuf, //
+    table::Mapping, //
 };
+use super::DmaBuf;
 use crate::{
     dma::DataDirection,
     iosys_map::IosysMap,
@@ -82,7 +339,7 @@ pub struct VmapRequest<E>(PhantomData<fn(E)>);
 /// All of a buffer, mapped into the kernel until the value is dropped: what [`Exporter::vmap`]
 /// returns.
 ///
-/// [`PagesMapping`](super::pages::PagesMapping) is one of system memory.
+/// [`PagesMapping`](pages::PagesMapping) is one of system memory.
 ///
 /// # Safety
 ///
@@ -115,14 +372,14 @@ pub type BoundOf<'a, E> = <<E as Exporter>::Bound as ForLt>::Of<'a>;
 ///     dma::DataDirection,
 ///     dma_buf::{
 ///         exporter::{
+///             pages::Pages,
+///             table::Mapping,
 ///             AttachRequest,
 ///             Exporter,
 ///             LockedBuffer,
 ///             MapRequest,
 ///             Ops, //
 ///         },
-///         pages::Pages,
-///         table::Mapping,
 ///         vmap::VMap,
 ///         Exports, //
 ///     },

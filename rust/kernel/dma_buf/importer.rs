@@ -355,7 +355,6 @@ impl MappingSlot<'_> {
     }
 
     /// Returns the table of the mapping, also of one that was invalidated and is still there.
-    #[cfg(CONFIG_RUST_DRM_PEER)]
     #[inline]
     pub(crate) fn kept(&self) -> Option<&SGTable> {
         let sgt = NonNull::new(self.state.sgt.get())?;
@@ -365,7 +364,6 @@ impl MappingSlot<'_> {
     }
 
     /// Returns whether there is a mapping that was invalidated.
-    #[cfg(CONFIG_RUST_DRM_PEER)]
     #[inline]
     pub(crate) fn is_invalidated(&self) -> bool {
         self.state.invalidated.get()
@@ -558,7 +556,6 @@ impl<I: Importer> Attachment<I> {
     }
 
     /// Returns a handle of the attachment for work that may run after it was detached.
-    #[cfg(CONFIG_RUST_DRM_PEER)]
     #[inline]
     pub(crate) fn handle(&self) -> AttachmentHandle<I> {
         AttachmentHandle(self.inner.clone())
@@ -659,10 +656,8 @@ impl<I: Importer> Attachment<I> {
 
 /// An [`Attachment`] that may be detached by now. It keeps references to the buffer and the
 /// importer, not to the device.
-#[cfg(CONFIG_RUST_DRM_PEER)]
 pub(crate) struct AttachmentHandle<I>(Arc<Inner<I>>);
 
-#[cfg(CONFIG_RUST_DRM_PEER)]
 impl<I: Importer> AttachmentHandle<I> {
     /// Returns the importer.
     #[inline]

@@ -42,7 +42,7 @@ impl VMap {
     ///
     /// # Examples
     ///
-    /// See the [module](super) for an exporter that serves it.
+    /// See [`exporter`](super::exporter) for an exporter that serves it.
     pub fn new(buf: ARef<DmaBuf>) -> Result<Self> {
         let mut map = bindings::iosys_map::default();
 
@@ -67,7 +67,6 @@ impl VMap {
     ///
     /// - `EINVAL` if `resv` is not the reservation of `buf`.
     /// - Those of [`Self::new`].
-    #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
     pub(crate) fn new_locked(buf: ARef<DmaBuf>, resv: &mut LockedResv<'_>) -> Result<Self> {
         if !resv.is_for(buf.resv()) {
             return Err(EINVAL);
@@ -87,7 +86,6 @@ impl VMap {
     }
 
     /// Returns where the buffer is mapped.
-    #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
     #[inline]
     pub(crate) fn as_map(&self) -> IosysMap {
         self.map

@@ -138,7 +138,6 @@ pub(crate) unsafe extern "C" fn init_callback<D: drm::Driver>(minor: *mut bindin
 }
 
 /// Reads a number, which consists of digits only.
-#[cfg(CONFIG_RUST_DRM_PEER)]
 pub(crate) fn number(text: &str) -> Result<u64> {
     if text.starts_with('+') {
         return Err(EINVAL);

@@ -317,7 +317,6 @@ impl<T: Driver + 'static> Registration<T> {
 /// # Safety
 ///
 /// `dev` must be a valid device of `D`.
-#[cfg(CONFIG_RUST_DRM_PEER)]
 pub(crate) unsafe fn while_registered<D: Driver, R>(
     dev: *mut crate::bindings::drm_device,
     f: impl FnOnce(&D::RegistrationData<'_>) -> Result<R>,

@@ -33,18 +33,21 @@ def one(file, old, **more):
 
 # Files without statements, and lines that declare: there is nothing to break.
 NO_CODE = (".h", ".rst", "/Kconfig", "/Makefile", "/MAINTAINERS")
-DECLARES = re.compile(r"\s*($|//|/?\*|#!?\[|#include|#define|obj-|(pub )?(use|mod) |[}]?;?$)")
+DECLARES = re.compile(r"\s*($|//|/?\*|#!?\[|#include|#define|obj-|(pub(\([^)]*\))? )?(use|mod) |"
+                      r"[\w:]+(::\{|,)( //)?$|[}]?[,;]?$)")
+IMPORTS = re.compile(r"\buse [^;]*;")
 
 
 def declares_only(patch):
     """Whether a patch adds no statement."""
-    file = ""
-    for line in patch.splitlines():
-        if line.startswith("+++ b/"):
-            file = line.partition("\t")[0]
-        elif line.startswith("+") and not file.endswith(NO_CODE) and not DECLARES.match(line[1:]):
-            return False
-    return True
+    return all(path.endswith(NO_CODE) or no_code("\n".join(
+        line[1:] for line in diff.splitlines()[1:] if line.startswith("+")))
+               for path, _, diff in (part.partition("\n") for part in patch.split("\n+++ b/")[1:]))
+
+
+def no_code(text):
+    """Whether there is no statement."""
+    return all(map(DECLARES.match, IMPORTS.sub("use ", text).splitlines()))
 
 
 def changed(text, mutation_of_it):
@@ -181,16 +184,16 @@ class List(unittest.TestCase):
         mutated = {m.file for m in self.mutations}
         for path, file in source.overlay_files(pipeline.REPO):
             if path.startswith(("rust/kernel/", "drivers/")) and path.endswith((".rs", ".c")) and \
-                    not all(map(DECLARES.match, file.read_text().splitlines())):
+                    not no_code(file.read_text()):
                 self.assertNotEqual(path in mutated, path in self.without, path)
 
     def test_every_patch_has_one(self):
         touched = {}
         for patch in source.patches_of(pipeline.REPO):
-            name = str(patch.relative_to(pipeline.REPO / "patches"))
+            name = source.name(patch)
             touched[name] = source.touched_by(patch.read_text())
             of_it = any(m.patch and name.startswith(m.patch) for m in self.mutations)
-            why_not = any(f"patches/{name}".startswith(key) for key in self.without)
+            why_not = any(name.startswith(key) for key in self.without)
             nothing = declares_only(patch.read_text())
             self.assertEqual(of_it + why_not + nothing, 1, name)
         ours = dict(source.overlay_files(pipeline.REPO))

@@ -442,7 +442,7 @@ class Sync(InLab):
         self.source.tree.mkdir(parents=True)
         (self.source.tree / "patched").write_text("upstream\n")
         self.repo = cache.base() / "repo"
-        (self.repo / "patches/test-only").mkdir(parents=True)
+        (self.repo / "patches/a-x").mkdir(parents=True)
         (self.repo / "rust").mkdir()
         self.log = cache.base() / "log"
 
@@ -483,12 +483,12 @@ class Sync(InLab):
 
     def ours(self):
         """Put a patch and a file into the repository."""
-        (self.repo / "patches/1.patch").write_text(self.PATCH)
+        (self.repo / "patches/a-x/1.patch").write_text(self.PATCH)
         (self.repo / "rust/file").write_text("file\n")
 
     def theirs(self):
         """Take them out again."""
-        (self.repo / "patches/1.patch").unlink()
+        (self.repo / "patches/a-x/1.patch").unlink()
         (self.repo / "rust/file").unlink()
 
     def test_an_interruption_is_put_right_by_the_next_run(self):

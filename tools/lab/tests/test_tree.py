@@ -81,6 +81,12 @@ class Commits(unittest.TestCase):
         ours = [*source.overlay_files(pipeline.REPO), *source.suite_files(pipeline.REPO)]
         self.assertEqual(sorted(files), sorted([*(path for path, _ in ours), source.MAINTAINERS]))
 
+    def test_table_of_the_series(self):
+        head, *rows = tree.table(in_repo())
+        self.assertEqual(head.split(), ["series", "commits", "lines", "largest"])
+        self.assertEqual([row.split()[0][:2] for row in rows], ["a-", "b-", "c-", "d-", "e-", "f-"])
+        self.assertEqual(sum(int(row.split()[1]) for row in rows), len(in_repo()))
+
     def test_patches_for_tests_are_in_none(self):
         self.assertFalse([commit for commit in in_repo() if "test-only" in str(commit.patch)])
         self.assertTrue(source.test_only_of(pipeline.REPO))
@@ -96,7 +102,7 @@ class Commits(unittest.TestCase):
                 path for path in commit.files if path.startswith("rust/helpers/")), commit.subject)
             for name in re.findall(r"^\+pub mod (\w+);$", patch, re.M):
                 self.assertTrue(any(path.endswith((f"/{name}.rs", f"/{name}/mod.rs"))
-                                    for path in commit.files), f"{commit.patch.name}: {name}")
+                                    for path in commit.paths), f"{commit.patch.name}: {name}")
             for path in re.findall(r'^\+source "(.+)"$', patch, re.M):
                 self.assertIn(path, there)
 
@@ -104,7 +110,7 @@ class Commits(unittest.TestCase):
         """The commits of a repository."""
         with tempfile.TemporaryDirectory() as folder:
             repo = Path(folder)
-            for path in [*(f"patches/{name}" for name in patches), *files]:
+            for path in [*(f"patches/a-x/{name}" for name in patches), *files]:
                 (repo / path).parent.mkdir(parents=True, exist_ok=True)
                 (repo / path).touch()
             (repo / tree.NEW_FILES).write_text(new_files)
@@ -229,7 +235,7 @@ class Small(unittest.TestCase):
         top = Path(folder.name)
         self.enterContext(mock.patch.dict(os.environ, {"XDG_CACHE_HOME": folder.name}))
         self.repo, self.top = top / "repo", top
-        for path, text in (("patches/1.patch", self.FIRST), ("patches/2.patch", self.SECOND),
+        for path, text in (("patches/a-x/1.patch", self.FIRST), ("patches/a-x/2.patch", self.SECOND),
                            (tree.NEW_FILES, self.LIST), ("drivers/d", "d\n"),
                            ("drivers/Kconfig", "config C\n"),
                            ("MAINTAINERS", "B\nS:\tMaintained\n")):
@@ -324,8 +330,7 @@ class Trees(Small):
         self.assertNotEqual(heads[0], heads[2])
 
     def test_come_with_patches_for_git_am(self):
-        letter = self.repo / tree.COVER_LETTERS / "x.txt"
-        letter.parent.mkdir()
+        letter = self.repo / "patches/a-x" / tree.COVER_LETTER
         letter.write_text("Subject: [PATCH 0/2] x\n")
         out = self.make()
         self.git(out, "checkout", "-q", "-b", "again", tree.BASE)
@@ -333,7 +338,7 @@ class Trees(Small):
         self.assertEqual([patch.name for patch in patches], ["0001-x-first.patch",
                                                              "0002-x-second.patch"])
         self.assertEqual((cover.name, cover.read_text()),
-                         ("cover-letter-x.txt", letter.read_text()))
+                         ("cover-letter-a-x.txt", letter.read_text()))
         self.assertEqual(lists.read_text().splitlines(), [
             "0001-x-first.patch", "list@example.org", "0002-x-second.patch", "list@example.org"])
         self.assertIn("\n-old\n+new\n", patches[0].read_text())
@@ -344,7 +349,7 @@ class Trees(Small):
         self.assertEqual(self.git(out, "log", "-1", "--format=%an <%ae>").strip(), str(WHO))
 
     def test_say_which_patch_does_not_apply(self):
-        (self.repo / "patches/1.patch").write_text(self.FIRST.replace("-old", "-other"))
+        (self.repo / "patches/a-x/1.patch").write_text(self.FIRST.replace("-old", "-other"))
         with self.assertRaises(LabError) as caught:
             self.make()
         self.assertIn("1.patch does not apply", caught.exception.hint)
@@ -375,7 +380,7 @@ class OneByOne(Small):
 
     def test_what_counts_is_the_content(self):
         before = onebyone.contents(self.src, self.series)
-        (self.repo / "patches/1.patch").write_text(self.FIRST.replace("Text.", "Other text."))
+        (self.repo / "patches/a-x/1.patch").write_text(self.FIRST.replace("Text.", "Other text."))
         self.assertEqual(onebyone.contents(self.src, self.series), before)
         (self.repo / "drivers/d").write_text("other\n")
         after = onebyone.contents(self.src, self.series)
@@ -383,7 +388,7 @@ class OneByOne(Small):
         # The first one leaves the options as they are upstream.
         self.assertEqual([content == options for content, options in after], [False, True])
         self.assertEqual(after[0][1], self.src.key)
-        (self.repo / "patches/1.patch").write_text(self.FIRST.replace("+new", "+newer"))
+        (self.repo / "patches/a-x/1.patch").write_text(self.FIRST.replace("+new", "+newer"))
         for (new, _), (old, _) in zip(onebyone.contents(self.src, self.series), after):
             self.assertNotEqual(new, old)
 

@@ -33,8 +33,9 @@ use kernel::{
         Bound,
         Device, //
     },
-    dma_buf::mapping::RangeList,
+    dma_buf::exporter::mapping::RangeList,
     drm::{
+        gem::aperture::Wait,
         ttm::{
             ScratchWindow,
             SCRATCH_PAGES, //
@@ -43,8 +44,7 @@ use kernel::{
             Allocation,
             Allocator,
             Range,
-            Ranges,
-            Wait, //
+            Ranges, //
         }, //
     },
     new_mutex,
@@ -342,7 +342,7 @@ impl Aperture {
     }
 
     /// Makes a window that shows an object, and appends its pieces to `pieces`, see
-    /// [`kernel::drm::vram::Aperture::map`].
+    /// [`kernel::drm::gem::aperture::Aperture::map`].
     ///
     /// # Errors
     ///

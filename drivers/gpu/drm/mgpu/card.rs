@@ -13,15 +13,14 @@ use kernel::{
         devres::RegistrationInit,
         gem::{
             self,
-            peer, //
+            peer,
+            ttm::PinShares, //
         },
         ioctl,
         queue::Queue,
         ttm::{
-            self,
             CopyQueue,
-            CpuView,
-            PinShares, //
+            CpuView, //
         },
         vram::Window, //
     },
@@ -67,7 +66,7 @@ pub(crate) type Device<Ctx = drm::Normal> = drm::Device<Driver, Ctx>;
 pub(crate) struct Data {
     /// The TTM device, which places objects in VRAM and in system memory.
     #[pin]
-    pub(crate) ttm: ttm::Device<BoData>,
+    pub(crate) ttm: gem::ttm::Device<BoData>,
 }
 
 /// Data that exists while the driver is bound. The fields are dropped in this order.
@@ -169,11 +168,11 @@ impl auxiliary::Driver for Driver {
         let drm = drm::UnregisteredDevice::<Self>::new(
             adev,
             try_pin_init!(Data {
-                ttm <- ttm::Device::new(vram),
+                ttm <- gem::ttm::Device::new(vram),
             }),
         )?;
 
-        ttm::Device::<BoData>::setup(&drm, pdev, BAR, visible)?;
+        gem::ttm::Device::<BoData>::setup(&drm, pdev, BAR, visible)?;
         drm.ttm.set_pin_shares(&PinShares {
             all: module_parameters::pin_percent.value(),
             client: module_parameters::client_pin_percent.value(),
@@ -209,7 +208,7 @@ impl drm::Driver for Driver {
         dev.registration_data_with(|bound| p.pdev(bound.pdev));
         p.engine(c"compute", jobs.map_or(0, Queue::busy_ns));
         p.engine(c"copy", copies.map_or(0, CopyQueue::busy_ns));
-        let visible = ttm::show_memory_stats::<BoData>(file, p);
+        let visible = gem::ttm::show_memory_stats::<BoData>(file, p);
 
         p.size(c"mgpu", c"visible", c"vram0", visible);
         p.size(c"mgpu", c"pinned", c"vram0", inner.pins().pinned());

@@ -5,16 +5,16 @@
 use kernel::{
     drm::{
         self,
-        gem::BaseObject,
+        gem::{
+            ttm::PinAccount,
+            BaseObject, //
+        },
         queue::{
             LazyQueue,
             Queue,
             HANGS_MAX, //
         },
-        ttm::{
-            CopyQueue,
-            PinAccount, //
-        },
+        ttm::CopyQueue,
         vram::{
             Domain,
             MemType, //

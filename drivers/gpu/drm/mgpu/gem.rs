@@ -3,34 +3,35 @@
 //! The objects.
 
 use kernel::{
-    dma_buf::mapping::RangeList,
+    dma_buf::exporter::mapping::RangeList,
     drm::{
         gem::{
             self,
+            aperture::{
+                aperture_hook,
+                Aperture,
+                ApertureHook,
+                Wait, //
+            },
             mappings::mapping_hooks,
             peer::{
                 self,
                 PeerObject, //
+            },
+            ttm::{
+                ClientOf,
+                PinAccount,
+                TtmObject, //
             },
             DriverObject,
             Held,
             Mappings,
             SharedResv, //
         },
-        ttm::{
-            self,
-            ClientOf,
-            OpCtx,
-            PinAccount,
-            TtmObject, //
-        },
+        ttm::OpCtx,
         vram::{
-            aperture_hook,
-            Aperture,
-            ApertureHook,
             Domain,
-            Ranges,
-            Wait, //
+            Ranges, //
         }, //
     },
     prelude::*,
@@ -150,7 +151,7 @@ impl TtmObject for BoData {
     const MAPPINGS: gem::MappingHooks<Self> = mapping_hooks();
     const APERTURE: ApertureHook<Self> = aperture_hook();
 
-    fn ttm(data: &Data) -> &ttm::Device<Self> {
+    fn ttm(data: &Data) -> &gem::ttm::Device<Self> {
         &data.ttm
     }
 

@@ -390,7 +390,7 @@ impl Reporter {
     ///
     /// # Errors
     ///
-    /// Those of [`kernel::drm::ttm::Device::suspend`]. VRAM must keep its content then.
+    /// Those of [`kernel::drm::gem::ttm::Device::suspend`]. VRAM must keep its content then.
     pub(crate) fn save_vram(&self) -> Result {
         let Some(card) = self.card() else {
             return Ok(());
@@ -408,7 +408,7 @@ impl Reporter {
     ///
     /// # Errors
     ///
-    /// Those of [`kernel::drm::ttm::Device::resume`].
+    /// Those of [`kernel::drm::gem::ttm::Device::resume`].
     pub(crate) fn restore_vram(&self) -> Result {
         self.card().map_or(Ok(()), |card| card.ttm.resume())
     }

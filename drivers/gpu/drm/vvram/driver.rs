@@ -15,15 +15,14 @@ use kernel::{
         gem::{
             self,
             peer,
-            ttm::Content, //
+            ttm::{
+                Content,
+                PinShares, //
+            }, //
         },
         ioctl,
         pagemap,
-        ttm::{
-            self,
-            OpCtx,
-            PinShares, //
-        },
+        ttm::OpCtx,
         vram::{
             Allocation,
             Allocator, //
@@ -79,7 +78,7 @@ pub(crate) struct VvramData {
     _holes: KVVec<Allocation>,
     /// The TTM device, which places objects in VRAM and in system memory.
     #[pin]
-    pub(crate) ttm: ttm::Device<BoData>,
+    pub(crate) ttm: gem::ttm::Device<BoData>,
     /// The mappings of objects in the address spaces of clients.
     pub(crate) mapped: Arc<Mapped>,
 }
@@ -245,11 +244,11 @@ fn make_card(
         pdev,
         try_pin_init!(VvramData {
             _holes: layout::holes(&of_objects)?,
-            ttm <- ttm::Device::new(of_objects),
+            ttm <- gem::ttm::Device::new(of_objects),
             mapped: Mapped::new()?,
         }),
     )?;
-    ttm::Device::<BoData>::setup(&drm, pdev, variant.vram_bar(), cpu_visible)?;
+    gem::ttm::Device::<BoData>::setup(&drm, pdev, variant.vram_bar(), cpu_visible)?;
     drm.ttm.set_pin_shares(&PinShares {
         all: module_parameters::pin_percent.value(),
         client: module_parameters::client_pin_percent.value(),
@@ -403,7 +402,7 @@ impl drm::Driver for VvramDriver {
         file: &drm::File<File>,
         p: &mut drm::Printer,
     ) {
-        let visible = ttm::show_memory_stats::<BoData>(file, p);
+        let visible = gem::ttm::show_memory_stats::<BoData>(file, p);
 
         p.size(c"vvram", c"visible", c"vram0", visible);
         p.size(c"vvram", c"pinned", c"vram0", file.inner().pins().pinned());

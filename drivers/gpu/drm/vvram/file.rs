@@ -5,12 +5,14 @@
 use kernel::{
     drm::{
         self,
-        gem::BaseObject,
+        gem::{
+            ttm::PinAccount,
+            BaseObject, //
+        },
         queue::LazyQueue,
         ttm::{
             CopyQueue,
-            CpuRing,
-            PinAccount, //
+            CpuRing, //
         },
         vram::{
             Domain,

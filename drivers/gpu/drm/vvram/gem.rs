@@ -11,17 +11,18 @@ use kernel::{
                 self,
                 PeerObject, //
             },
+            ttm::{
+                ClientOf,
+                PinAccount,
+                TtmObject, //
+            },
             DriverObject,
             Held,
             Mappings, //
         },
         ttm::{
-            self,
-            ClientOf,
             CpuRing,
-            OpCtx,
-            PinAccount,
-            TtmObject, //
+            OpCtx, //
         },
         vram::{
             Domain,
@@ -106,7 +107,7 @@ impl Mappings for BoData {
 impl TtmObject for BoData {
     const MAPPINGS: gem::MappingHooks<Self> = mapping_hooks();
 
-    fn ttm(data: &VvramData) -> &ttm::Device<Self> {
+    fn ttm(data: &VvramData) -> &gem::ttm::Device<Self> {
         &data.ttm
     }
 

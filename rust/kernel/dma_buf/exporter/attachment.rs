@@ -7,6 +7,10 @@
 //!
 //! The reservation of the buffer guards all of it.
 
+use super::table::{
+    Table,
+    Tables, //
+};
 use super::Exporter;
 #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
 use super::{
@@ -16,13 +20,7 @@ use super::{
 use crate::{
     bindings,
     device,
-    dma_buf::{
-        table::{
-            Table,
-            Tables, //
-        },
-        DmaBuf, //
-    },
+    dma_buf::DmaBuf,
     prelude::*, //
 };
 use core::{
@@ -247,7 +245,7 @@ impl<'a> AttachRequest<'a> {
 }
 
 /// Ties a value to one call of a callback: invariant, so that `'r` matches no other lifetime.
-pub(in crate::dma_buf) type Brand<'r> = PhantomData<fn(&'r ()) -> &'r ()>;
+pub(super) type Brand<'r> = PhantomData<fn(&'r ()) -> &'r ()>;
 
 /// An importer that asks for a mapping: the attachment, and the permission to map the buffer for
 /// it.
@@ -295,7 +293,7 @@ impl<'r, E: Exporter> Attached<'r, E> {
 
     /// Returns the pointer to the C structure.
     #[inline]
-    pub(in crate::dma_buf) fn as_raw(&self) -> *mut bindings::dma_buf_attachment {
+    pub(super) fn as_raw(&self) -> *mut bindings::dma_buf_attachment {
         self.raw.as_ptr()
     }
 
@@ -312,7 +310,7 @@ impl<'r, E: Exporter> Attached<'r, E> {
     /// `ENODEV` if the buffer was revoked.
     #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
     #[inline]
-    pub(in crate::dma_buf) fn bound(&self) -> Result<&BoundOf<'_, E>> {
+    pub(super) fn bound(&self) -> Result<&BoundOf<'_, E>> {
         let buf = self.dma_buf();
 
         // SAFETY: By the type invariant this is a buffer of `E`, whose reservation is held.
@@ -373,7 +371,7 @@ impl<'r, E: Exporter> Attached<'r, E> {
     }
 
     /// Returns how many mappings of the device's own memory the attachment holds.
-    pub(in crate::dma_buf) fn peer_maps(&self) -> usize {
+    pub(super) fn peer_maps(&self) -> usize {
         self.with_tables(|tables| tables.iter().filter(|table| !table.has_pages()).count())
     }
 
@@ -392,7 +390,7 @@ impl<'r, E: Exporter> Attached<'r, E> {
 
     /// Calls `f` with the tables that the importer has. `f` must not call this again.
     #[inline]
-    pub(in crate::dma_buf) fn with_tables<R>(&self, f: impl FnOnce(&mut Tables) -> R) -> R {
+    pub(super) fn with_tables<R>(&self, f: impl FnOnce(&mut Tables) -> R) -> R {
         // SAFETY: The reservation, which guards the tables, is held by the type invariant. `f` has
         // no other way to them.
         f(unsafe { &mut *self.holdings().tables.get() })

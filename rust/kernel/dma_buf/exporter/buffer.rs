@@ -13,6 +13,12 @@ use super::{
         Attachments,
         Holdings, //
     },
+    exports::{
+        Links,
+        Registry, //
+    },
+    table::Table,
+    user::UserMappings,
     BoundOf,
     Exporter,
     KernelMapping, //
@@ -20,13 +26,7 @@ use super::{
 use crate::{
     bindings,
     dma_buf::{
-        exports::{
-            Links,
-            Registry, //
-        },
         importer::MappingSlot,
-        table::Table,
-        user::UserMappings,
         DmaBuf, //
     },
     prelude::*,
@@ -72,7 +72,7 @@ pub(super) struct Common {
 /// The private data of a dma-buf, in `dma_buf.priv`.
 #[repr(C)]
 #[pin_data]
-pub(in crate::dma_buf) struct Buffer<E: Exporter> {
+pub(super) struct Buffer<E: Exporter> {
     /// First in every `Buffer`, so that it can be found before the type is known.
     pub(super) common: Common,
 
@@ -94,7 +94,7 @@ pub(in crate::dma_buf) struct Buffer<E: Exporter> {
     pub(super) kernel: Cell<Option<KBox<dyn KernelMapping>>>,
 
     /// The mappings of processes, of an exporter with [`pages`](Exporter::pages).
-    pub(in crate::dma_buf) user: SetOnce<UserMappings>,
+    pub(super) user: SetOnce<UserMappings>,
 }
 
 // SAFETY: `bound`, `kernel`, and the attachments with their holdings, are guarded by the
@@ -111,7 +111,7 @@ impl<E: Exporter> Buffer<E> {
     /// # Safety
     ///
     /// `bound` must stay valid until [`Self::revoke`] was called or the buffer is gone.
-    pub(in crate::dma_buf) unsafe fn new(
+    pub(super) unsafe fn new(
         exporter: E,
         registry: Arc<Registry>,
         bound: NonNull<BoundOf<'static, E>>,
@@ -140,7 +140,7 @@ impl<E: Exporter> Buffer<E> {
     ///
     /// `buf` must have been exported with the table of `E`.
     #[inline]
-    pub(in crate::dma_buf) unsafe fn of(buf: &DmaBuf) -> &Self {
+    pub(super) unsafe fn of(buf: &DmaBuf) -> &Self {
         // SAFETY: By the safety requirements `priv` points to a `Self`, which lives until the
         // release of the dma-buf.
         unsafe { &*(*buf.as_raw()).priv_.cast::<Self>() }
@@ -175,7 +175,7 @@ impl<E: Exporter> Buffer<E> {
     /// # Safety
     ///
     /// The reservation of `buf` must be held for `'a`, and `buf` must be the dma-buf of `self`.
-    pub(in crate::dma_buf) unsafe fn attachments<'a>(
+    pub(super) unsafe fn attachments<'a>(
         &'a self,
         buf: &'a DmaBuf,
     ) -> impl Iterator<Item = Attached<'a, E>> + use<'a, E> {
@@ -194,7 +194,7 @@ impl<E: Exporter> Buffer<E> {
 
     /// Revokes the buffer: takes the bound device away from it, and invalidates the mappings of
     /// importers. Does nothing if it is revoked already.
-    pub(in crate::dma_buf) fn revoke(&self, buf: &DmaBuf) {
+    pub(super) fn revoke(&self, buf: &DmaBuf) {
         let _guard = buf.resv().lock();
 
         // SAFETY: The reservation guards `bound`. No `LockedBuffer` view exists, as each is only
@@ -240,7 +240,7 @@ impl<E: Exporter> Buffer<E> {
 
     /// Returns the number of mappings of the device's own memory.
     #[inline]
-    pub(in crate::dma_buf) fn mappings(&self) -> usize {
+    pub(super) fn mappings(&self) -> usize {
         self.mappings.load(Acquire)
     }
 }
@@ -250,7 +250,7 @@ impl<E: Exporter> Buffer<E> {
 /// # Safety
 ///
 /// `buf` must be a buffer of an [`Exporter`] that is not freed for `'a`.
-pub(in crate::dma_buf) unsafe fn links_of<'a>(buf: *mut bindings::dma_buf) -> &'a Links {
+pub(super) unsafe fn links_of<'a>(buf: *mut bindings::dma_buf) -> &'a Links {
     // SAFETY: As promised by the caller; the private data of a buffer begins with `Common`.
     &unsafe { &*(*buf).priv_.cast::<Common>() }.links
 }
@@ -267,7 +267,6 @@ pub(in crate::dma_buf) unsafe fn links_of<'a>(buf: *mut bindings::dma_buf) -> &'
 ///
 /// `buf` must be a valid buffer of an [`Exporter`], whose reservation is held, and the memory that
 /// was mapped must still be there.
-#[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
 pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
     // SAFETY: As promised by the caller; the private data of a buffer begins with `Common`.
     let common = unsafe { &*(*buf).priv_.cast::<Common>() };
@@ -293,7 +292,6 @@ pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
 /// # Safety
 ///
 /// `buf` must be a valid buffer of an [`Exporter`], whose reservation is held.
-#[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
 pub(crate) unsafe fn is_mapped(buf: *mut bindings::dma_buf) -> bool {
     // SAFETY: As promised by the caller; the private data of a buffer begins with `Common`. The
     // reservation guards the attachments and their tables, to which there is no other reference.
@@ -310,7 +308,6 @@ pub(crate) unsafe fn is_mapped(buf: *mut bindings::dma_buf) -> bool {
 /// # Safety
 ///
 /// `buf` must be null, or a valid buffer of an [`Exporter`], whose reservation is held.
-#[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
 pub(crate) unsafe fn is_pinned(buf: *mut bindings::dma_buf) -> bool {
     // SAFETY: As in `is_mapped()`.
     !buf.is_null()
@@ -410,7 +407,6 @@ where
 /// - `EINVAL` if it is not a buffer of `E`.
 /// - `ENODEV` if it was revoked.
 /// - What `f` returns.
-#[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
 pub(crate) fn with_exporter_of<E, R>(
     at: &MappingSlot<'_>,
     f: impl FnOnce(&E, &LockedBuffer<'_, E>, &Attached<'_, E>) -> Result<R>,
@@ -438,7 +434,6 @@ pub fn exporter_of<E: Exporter>(buf: &DmaBuf) -> Option<&E> {
 /// # Safety
 ///
 /// `buf` must have been exported by an [`Exports`](super::Exports) of `E`.
-#[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
 pub(crate) unsafe fn assume_exporter_of<E: Exporter>(buf: &DmaBuf) -> &E {
     // SAFETY: As promised by the caller.
     &unsafe { Buffer::<E>::of(buf) }.exporter

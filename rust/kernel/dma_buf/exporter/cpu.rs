@@ -9,6 +9,8 @@
 use super::{
     buffer::Buffer,
     ops::Ops,
+    pages::PagesMapping,
+    user::insert_page,
     Exporter,
     KernelMapping,
     LockedBuffer,
@@ -19,8 +21,6 @@ use crate::{
     dma::DataDirection,
     dma_buf::{
         direction,
-        pages::PagesMapping,
-        user::insert_page,
         DmaBuf, //
     },
     dma_resv::Usage,

@@ -23,13 +23,13 @@ use super::{
         vmap_pages_callback,
         vunmap_callback, //
     },
+    table::Tables,
     Exporter, //
 };
 use crate::{
     bindings,
     dma_buf::{
         direction,
-        table::Tables,
         DmaBuf, //
     },
     error::from_result,
@@ -126,7 +126,7 @@ impl<E: Exporter> Ops<E> {
     }
 
     /// Returns the pointer to the C structure.
-    pub(in crate::dma_buf) fn as_raw(&'static self) -> *const bindings::dma_buf_ops {
+    pub(super) fn as_raw(&'static self) -> *const bindings::dma_buf_ops {
         &self.0
     }
 }

@@ -19,7 +19,7 @@ pub trait FenceCallback: Sync + 'static {
     ///
     /// Runs in atomic context, with interrupts disabled and the lock of the fence held. It must not
     /// sleep, nor signal another fence, nor call a function that takes the lock of this fence:
-    /// [`Fence::status`], a wait, and registering or dropping a callback of it.
+    /// [`Fence::status`](super::Fence::status), a wait, and registering or dropping a callback of it.
     fn called(&self, fence: &AnyFence);
 }
 

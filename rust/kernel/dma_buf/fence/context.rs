@@ -114,7 +114,6 @@ impl<T: FenceContextOps> FenceContext<T> {
     /// # Errors
     ///
     /// `ENOMEM` if there is no memory.
-    #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
     pub(crate) fn alike(&self) -> Result<Self> {
         Ok(Self {
             timeline: self.timeline.alike()?,

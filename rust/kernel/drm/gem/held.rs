@@ -89,7 +89,6 @@ impl<'a, O: IntoGEMObject> Reserved<'a, O> {
     }
 
     /// Reserves an object, unless another task has it.
-    #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(super) fn try_new(obj: &'a O) -> Option<Self> {
         // SAFETY: The reservation of a valid object is valid.
         if !unsafe { bindings::dma_resv_trylock((*obj.as_raw()).resv) } {

@@ -15,8 +15,6 @@
 //! The reservation of the buffer guards the mapping and the state of the page tables. [`Late`] and
 //! [`Import::await_unused`] wait for fences without it.
 
-#![cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
-
 use super::mappings::{
     address_at,
     Call,
@@ -299,7 +297,6 @@ impl Import {
     ///   consist. A dma-buf may have any size.
     /// - `ENOMEM` if memory runs out.
     /// - The errors of the exporter.
-    #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
     pub(super) fn new(
         buf: ARef<DmaBuf>,
         dev: &device::Device<device::Bound>,

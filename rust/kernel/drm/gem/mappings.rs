@@ -3,7 +3,7 @@
 //! Page tables of a device, which follow the objects that they show.
 //!
 //! A driver whose device has page tables implements [`Mappings`] for its objects and names the
-//! implementation in the class: [`TtmObject::MAPPINGS`](drm::ttm::TtmObject::MAPPINGS) or
+//! implementation in the class: [`TtmObject::MAPPINGS`](drm::gem::ttm::TtmObject::MAPPINGS) or
 //! [`VramObject::MAPPINGS`](super::vram::VramObject::MAPPINGS). It gets the addresses of an object
 //! from [`Held::placed`](super::Held), with the reservation held and the device registered. From
 //! then on the layer calls the driver before an address becomes wrong:

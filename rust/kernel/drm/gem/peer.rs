@@ -25,7 +25,7 @@
 //! - Each operation of an importer has a tracepoint.
 //! - An import into the device that an object comes from returns the object itself. Other buffers
 //!   are imported as objects that stand for them, if the driver supports it
-//!   ([`PeerObject::import_args`]); [`import_info`] returns how the device reaches one.
+//!   ([`PeerObject::import_args`]).
 //! - The device is kept active while a peer is attached that cannot be revoked, or any peer of an
 //!   object which importers get in VRAM or not at all. Other importers get system memory while the
 //!   device is suspended.
@@ -59,7 +59,6 @@ mod prime;
 pub mod query;
 mod reason;
 pub(crate) mod trace;
-pub(super) mod windows;
 
 pub use self::{
     backing::{
@@ -93,11 +92,7 @@ pub use self::{
         Facts,
         Outcome, //
     },
-    prime::{
-        hooks,
-        import_info,
-        ImportInfo, //
-    },
+    prime::hooks,
     reason::{
         Order,
         Path,
@@ -105,14 +100,16 @@ pub use self::{
     }, //
 };
 
-#[cfg(CONFIG_RUST_DRM_TTM)]
-pub(super) use self::origin::Process;
 pub(super) use self::{
     backing::{
+        is_no_window,
         subject,
         with_reserved, //
     },
-    origin::handle_to_fd, //
+    origin::{
+        handle_to_fd,
+        Process, //
+    }, //
 };
 use self::{
     export::vram_or_fail,

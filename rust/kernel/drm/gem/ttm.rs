@@ -2,6 +2,20 @@
 
 //! GEM objects that TTM places and moves.
 //!
+//! - [`Device`] is the memory of one DRM device: VRAM, managed by an
+//!   [`Allocator`](drm::vram::Allocator), and system memory from TTM's pool. It belongs into the
+//!   data of the DRM driver.
+//! - [`Object`] is a GEM object that lives in one of them. TTM decides which, by a list of
+//!   [`Place`]s, and evicts the objects that were used least recently. An operation that needs the
+//!   content is a use: a [validation](Reserved::validate), a copy, a fault, a pin, and a mapping of
+//!   a peer. Reserving an object to read where it is does not count. Objects that never leave VRAM
+//!   are not on the LRU list, so that an eviction need not skip them.
+//! - [`TtmObject`] is implemented by a driver: it returns the parts of the driver's data, and
+//!   chooses the [`Engine`](drm::ttm::Engine) that does a [`Job`](drm::ttm::Job), the move of the
+//!   content of an object.
+//! - [`CpuEngine`](drm::ttm::CpuEngine) does jobs if the device cannot, by
+//!   [`Window`](drm::vram::Window), the CPU's view of VRAM.
+//!
 //! An [`Object`] is made with a list of [`Place`]s and moves when TTM needs room. Code that reads
 //! where it is, moves it or pins it reserves it first: [`Reserved`] is the proof that the
 //! reservation is held. [`Held`] is the view of a reserved object; layers of the kernel crate get
@@ -21,10 +35,10 @@
 //! VRAM is out of reach while the device is suspended. A task that is going to move an object to or
 //! from VRAM takes a [`pm::RuntimeGuard`](crate::pm::RuntimeGuard) before it reserves the object:
 //! with a reservation held the device is not resumed, because its driver may need the reservation
-//! to suspend it. [`Object::new`], [`Device::exec`](drm::ttm::Device::exec) and [`copy`] do it
+//! to suspend it. [`Object::new`], [`Device::exec`](drm::gem::ttm::Device::exec) and [`copy`] do it
 //! themselves.
 //!
-//! For locks and lifetimes see [`drm::ttm`].
+//! For moves, lifetimes and locks see [`TtmObject`].
 //!
 //! # Examples
 //!
@@ -36,7 +50,7 @@
 //!         self,
 //!         Core, //
 //!     },
-//!     dma_buf::mapping::RangeList,
+//!     dma_buf::exporter::mapping::RangeList,
 //!     driver,
 //!     drm::{
 //!         self,
@@ -47,14 +61,14 @@
 //!                 self,
 //!                 PeerObject, //
 //!             },
+//!             ttm::TtmObject,
 //!             BaseObject, //
 //!         },
 //!         ttm::{
 //!             CpuEngine,
 //!             CpuRing,
 //!             OpCtx,
-//!             Place,
-//!             TtmObject, //
+//!             Place, //
 //!         },
 //!         vram::{
 //!             Allocator,
@@ -123,7 +137,7 @@
 //! }
 //!
 //! impl TtmObject for Bo {
-//!     fn ttm(data: &Data) -> &drm::ttm::Device<Self> {
+//!     fn ttm(data: &Data) -> &drm::gem::ttm::Device<Self> {
 //!         &data.ttm
 //!     }
 //!
@@ -157,7 +171,7 @@
 //! #[pin_data]
 //! struct Data {
 //!     #[pin]
-//!     ttm: drm::ttm::Device<Bo>,
+//!     ttm: drm::gem::ttm::Device<Bo>,
 //! }
 //!
 //! # struct File;
@@ -211,10 +225,10 @@
 //!         let drm = drm::UnregisteredDevice::<Self>::new(
 //!             pdev,
 //!             try_pin_init!(Data {
-//!                 ttm <- drm::ttm::Device::new(Allocator::new(0..size)?),
+//!                 ttm <- drm::gem::ttm::Device::new(Allocator::new(0..size)?),
 //!             }),
 //!         )?;
-//!         drm::ttm::Device::<Bo>::setup(&drm, pdev, 2, size)?;
+//!         drm::gem::ttm::Device::<Bo>::setup(&drm, pdev, 2, size)?;
 //!         let registration = drm::devres::Registration::<Self>::new(pdev, drm, Init, 0)?;
 //!         let drm = registration.device();
 //!         assert_eq!(drm.ttm.vram_free(), size);
@@ -321,43 +335,50 @@
 //! C header: [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
 
 mod backing;
+mod client;
 mod copy;
 pub mod debugfs;
+mod device;
 mod direct;
 mod held;
 mod import;
 pub mod ioctl;
+mod jobs;
 mod lost;
 mod mmap;
 mod moves;
+mod object;
 mod ops;
 mod placed;
 mod private;
+mod sharing;
 mod suspend;
 mod vmap;
+mod vram_manager;
 mod windows;
 
 pub use self::{
+    client::{
+        show_memory_stats,
+        ClientOf,
+        PinAccount,
+        PinShares, //
+    },
     copy::{
         copy,
         CopyArgs,
         Part, //
     },
+    device::Device,
     held::{
         Pinned,
         Reserved, //
     },
+    object::TtmObject,
     placed::Placed,
     suspend::{
         Content,
         SAVE_TIME, //
-    }, //
-};
-pub(crate) use self::{
-    mmap::io_mem_pfn_callback,
-    moves::{
-        can_leave,
-        move_callback, //
     }, //
 };
 pub use super::import::Import;
@@ -404,9 +425,7 @@ use crate::{
         ttm::{
             Charge,
             OpCtx,
-            PinAccount,
-            Place,
-            TtmObject, //
+            Place, //
         },
         vram::{
             Domain,
@@ -443,7 +462,7 @@ use core::{
 ///
 /// # Invariants
 ///
-/// - `bo` is an initialized object of a [`Device`](drm::ttm::Device).
+/// - `bo` is an initialized object of a [`Device`](drm::gem::ttm::Device).
 /// - The object owns a reference to its DRM device until its own last reference is gone.
 /// - `exported` is null or the dma-buf of the object; the reservation guards it, `pins`, `backup`
 ///   and `shown`.
@@ -856,10 +875,10 @@ impl<T: TtmObject> Object<T> {
     }
 
     /// Returns the memory that the object was made in, even if [`TtmObject::ttm`] has changed.
-    pub(crate) fn ttm(&self) -> &drm::ttm::Device<T> {
+    pub(crate) fn ttm(&self) -> &drm::gem::ttm::Device<T> {
         // SAFETY: By the type invariant the object is one of such a device, which is part of the
         // data of the DRM device, and so valid as long as the object.
-        unsafe { drm::ttm::Device::from_raw((*self.bo()).bdev) }
+        unsafe { drm::gem::ttm::Device::from_raw((*self.bo()).bdev) }
     }
 }
 

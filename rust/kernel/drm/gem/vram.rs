@@ -20,6 +20,16 @@
 //! C header: [`include/drm/drm_gem.h`](srctree/include/drm/drm_gem.h)
 
 use super::{
+    aperture::{
+        windows::{
+            self,
+            Windowed, //
+        },
+        ApertureHook,
+        Holder,
+        Wait,
+        Windows, //
+    },
     close_callback,
     mappings::{
         Call,
@@ -31,10 +41,6 @@ use super::{
         handle_to_fd,
         subject,
         trace,
-        windows::{
-            self,
-            Windowed, //
-        },
         with_reserved,
         Backing,
         Client,
@@ -53,8 +59,8 @@ use crate::{
     bindings,
     container_of,
     device,
-    dma_buf::{
-        exporter,
+    dma_buf::exporter::{
+        self,
         mapping::RangeList, //
     },
     dma_resv::{
@@ -73,14 +79,10 @@ use crate::{
             free_when_idle,
             Allocation,
             Allocator,
-            ApertureHook,
             Domain,
-            Holder,
             MemType,
             Objects,
-            Ranges,
-            Wait,
-            Windows, //
+            Ranges, //
         }, //
     },
     page::page_align,
@@ -122,7 +124,7 @@ pub trait VramObject:
     const MAPPINGS: MappingHooks<Self> = MappingHooks::NONE;
 
     /// The windows through which peers see VRAM, for a device whose BAR does not show it at all
-    /// times: see [`aperture_hook`](drm::vram::aperture_hook).
+    /// times: see [`aperture_hook`](drm::gem::aperture::aperture_hook).
     const APERTURE: ApertureHook<Self> = ApertureHook::NONE;
 
     /// Returns the VRAM of the device, which is a part of `data`.

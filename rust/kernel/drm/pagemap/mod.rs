@@ -111,7 +111,7 @@
 //! C header: [`include/drm/drm_pagemap.h`](srctree/include/drm/drm_pagemap.h)
 //!
 //! [`BarPages`]: crate::pci::p2pdma::BarPages
-//! [`ttm::Device::alloc_block`]: drm::ttm::Device::alloc_block
+//! [`ttm::Device::alloc_block`]: drm::gem::ttm::Device::alloc_block
 
 mod base;
 mod chunk;
@@ -212,7 +212,7 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// An error of a signal is returned as the error of the migration. With any other error, older
     /// device-private memory is evicted.
     ///
-    /// [`ttm::Device::make_room`]: drm::ttm::Device::make_room
+    /// [`ttm::Device::make_room`]: drm::gem::ttm::Device::make_room
     fn make_room(drm: &drm::Device<Self::Drm>, bytes: u64) -> Result<bool> {
         let _ = (drm, bytes);
         Ok(false)

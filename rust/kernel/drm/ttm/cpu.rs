@@ -134,7 +134,7 @@ impl<'a> CpuEngine<'a> {
     }
 
     /// Makes the queue of a client that may have `limit` copies at a time, see
-    /// [`Device::copy_queue`](super::Device::copy_queue).
+    /// [`Device::copy_queue`](crate::drm::gem::ttm::Device::copy_queue).
     ///
     /// # Errors
     ///

@@ -23,7 +23,7 @@ use crate::{
     bindings,
     device,
     dma::DmaAddress,
-    dma_buf::pages::segment_limit,
+    dma_buf::exporter::pages::segment_limit,
     error::to_result,
     new_mutex,
     page::PAGE_SHIFT,
@@ -59,7 +59,7 @@ const ATTRS: usize =
 /// # Errors
 ///
 /// `EOPNOTSUPP` if it needs bounce buffers.
-pub(super) fn check_device(dev: &device::Device<device::Bound>) -> Result {
+pub(in crate::drm) fn check_device(dev: &device::Device<device::Bound>) -> Result {
     // SAFETY: The device is valid and bound.
     if unsafe { bindings::dma_max_mapping_size(dev.as_raw()) } == usize::MAX {
         Ok(())
@@ -201,7 +201,7 @@ impl Iterator for Segments<'_> {
 type List = RBTree<usize, Arc<Table>>;
 
 /// The tables of a device, by the address of the `struct ttm_tt`.
-pub(super) struct Tables {
+pub(in crate::drm) struct Tables {
     list: Pin<KBox<Mutex<List>>>,
     mapped: Atomic<u64>,
 }
@@ -209,7 +209,7 @@ pub(super) struct Tables {
 impl Tables {
     // Not inlined, so that the lock class and its name stay in the kernel crate.
     #[inline(never)]
-    pub(super) fn new() -> Result<Self> {
+    pub(in crate::drm) fn new() -> Result<Self> {
         Ok(Self {
             list: KBox::pin_init(new_mutex!(RBTree::new(), "drm::ttm::Tables"), GFP_KERNEL)?,
             mapped: Atomic::new(0),
@@ -217,12 +217,12 @@ impl Tables {
     }
 
     /// Returns how many bytes are mapped.
-    pub(super) fn mapped(&self) -> u64 {
+    pub(in crate::drm) fn mapped(&self) -> u64 {
         self.mapped.load(Relaxed)
     }
 
     /// Returns the table of `tt`, or [`None`] if its pages are not mapped.
-    pub(super) fn get(&self, tt: NonNull<bindings::ttm_tt>) -> Option<Arc<Table>> {
+    pub(in crate::drm) fn get(&self, tt: NonNull<bindings::ttm_tt>) -> Option<Arc<Table>> {
         self.list.lock().get(&tt.addr().get()).cloned()
     }
 
@@ -238,7 +238,11 @@ impl Tables {
     ///   this function has returned.
     /// - `tt` must have all of its pages until [`Self::unmap`] is called.
     /// - The reservation of the object that owns `tt` must be held.
-    pub(super) unsafe fn map(&self, dev: &device::Device, tt: NonNull<bindings::ttm_tt>) -> Result {
+    pub(in crate::drm) unsafe fn map(
+        &self,
+        dev: &device::Device,
+        tt: NonNull<bindings::ttm_tt>,
+    ) -> Result {
         if self.get(tt).is_some() {
             return Ok(());
         }
@@ -259,7 +263,7 @@ impl Tables {
     /// # Safety
     ///
     /// No job that uses the mapping may be left. `dev` must be the device for which it was made.
-    pub(super) unsafe fn unmap(&self, dev: &device::Device, tt: NonNull<bindings::ttm_tt>) {
+    pub(in crate::drm) unsafe fn unmap(&self, dev: &device::Device, tt: NonNull<bindings::ttm_tt>) {
         let mut list = self.list.lock();
 
         if let Some(table) = list.remove(&tt.addr().get()) {
@@ -276,7 +280,7 @@ impl Tables {
     /// # Safety
     ///
     /// `dev` must be the device for which the mappings were made.
-    pub(super) unsafe fn unmap_all(&self, dev: &device::Device) {
+    pub(in crate::drm) unsafe fn unmap_all(&self, dev: &device::Device) {
         let mut list = self.list.lock();
 
         let all = iter::from_fn(|| Some(list.cursor_front_mut()?.remove_current().1));

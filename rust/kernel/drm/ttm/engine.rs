@@ -459,7 +459,7 @@ pub struct CopyQueue<R: RingOps> {
 }
 
 impl<R: RingOps> CopyQueue<R> {
-    pub(super) fn new(
+    pub(in crate::drm) fn new(
         name: &CStr,
         group: FenceGroup,
         engine: usize,
@@ -516,14 +516,14 @@ impl<R: RingOps> CopyQueue<R> {
 pub(crate) type Client<'a, R> = Option<(&'a CopyQueue<R>, Permit)>;
 
 /// The orders of the moves of a device, one for each engine.
-pub(super) struct Moves {
+pub(in crate::drm) struct Moves {
     lines: KVec<Line>,
     group: FenceGroup,
 }
 
 impl Moves {
     /// Makes an order for each engine in `names`.
-    pub(super) fn new(names: &[&CStr]) -> Result<Self> {
+    pub(in crate::drm) fn new(names: &[&CStr]) -> Result<Self> {
         if names.is_empty() {
             return Err(EINVAL);
         }
@@ -541,38 +541,38 @@ impl Moves {
 
     /// Returns the number of engines.
     #[inline]
-    pub(super) fn engines(&self) -> usize {
+    pub(in crate::drm) fn engines(&self) -> usize {
         self.lines.len()
     }
 
     /// Returns the group of all fences of the device.
     #[inline]
-    pub(super) fn group(&self) -> FenceGroup {
+    pub(in crate::drm) fn group(&self) -> FenceGroup {
         self.group
     }
 
     /// Returns whether `fence` is one that work of this device may wait for: it has not signalled,
     /// and depends on this device only.
     #[inline]
-    pub(super) fn has(&self, fence: &Fence) -> bool {
+    pub(in crate::drm) fn has(&self, fence: &Fence) -> bool {
         self.group.has_internal(fence)
     }
 
     /// Returns whether `fence` is that of a job of the kernel in the order of its engine.
-    pub(super) fn has_in_order(&self, fence: &AnyFence) -> bool {
+    pub(in crate::drm) fn has_in_order(&self, fence: &AnyFence) -> bool {
         let context = fence.context();
 
         self.lines.iter().any(|line| line.context.id() == context)
     }
 
     /// Returns whether `fence`, which has the usage of moves, is that of a late one that is not done.
-    pub(super) fn is_late(&self, fence: &Fence) -> bool {
+    pub(in crate::drm) fn is_late(&self, fence: &Fence) -> bool {
         self.group.has(fence) && !self.has_in_order(fence)
     }
 
     /// Adds to `after` the work on an object, up to `usage`, that is not done; the work of other
     /// devices only if `with_others`. Returns whether some of the work depends on other devices.
-    pub(super) fn add_dependencies(
+    pub(in crate::drm) fn add_dependencies(
         &self,
         resv: &LockedResv<'_>,
         usage: Usage,
@@ -600,7 +600,7 @@ impl Moves {
     ///
     /// - `EINVAL` if there is no engine with that number.
     /// - The errors of [`Engine::prepare`], and `ENOMEM` if memory runs out.
-    pub(super) fn submit<E: Engine>(
+    pub(in crate::drm) fn submit<E: Engine>(
         &self,
         choose: impl FnOnce(&Work) -> usize,
         engine: impl FnOnce(usize) -> E,

@@ -48,7 +48,7 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
-    pub(super) fn new() -> Result<Arc<Self>> {
+    pub(in crate::drm) fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 dev: SetOnce::new(),
@@ -69,17 +69,17 @@ impl Losses {
     }
 
     /// Sets the device that is named in the log.
-    pub(super) fn set_device(&self, dev: &device::Device) {
+    pub(in crate::drm) fn set_device(&self, dev: &device::Device) {
         self.dev.populate(dev.into());
     }
 
     /// Returns how many objects have lost their content.
-    pub(super) fn objects(&self) -> u64 {
+    pub(in crate::drm) fn objects(&self) -> u64 {
         self.objects.load(Relaxed)
     }
 
     /// Returns how many jobs the CPU did that an engine had failed to do.
-    pub(super) fn again(&self) -> u64 {
+    pub(in crate::drm) fn again(&self) -> u64 {
         self.again.load(Relaxed)
     }
 }
@@ -123,7 +123,7 @@ impl Arrival {
 
 impl Loss {
     /// Makes the record of the object with the number `id`, which has its content.
-    pub(super) fn new(id: u64, all: Arc<Losses>) -> Result<Arc<Self>> {
+    pub(in crate::drm) fn new(id: u64, all: Arc<Losses>) -> Result<Arc<Self>> {
         Ok(Arc::new(
             Self {
                 id,

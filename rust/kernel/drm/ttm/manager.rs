@@ -17,7 +17,7 @@ use core::ptr::NonNull;
 
 /// The part of a manager that TTM knows, `struct ttm_resource_manager`.
 #[repr(transparent)]
-pub(super) struct Manager(Opaque<bindings::ttm_resource_manager>);
+pub(in crate::drm) struct Manager(Opaque<bindings::ttm_resource_manager>);
 
 // SAFETY: TTM synchronizes access to it.
 unsafe impl Send for Manager {}
@@ -27,11 +27,11 @@ unsafe impl Sync for Manager {}
 
 impl Manager {
     /// Makes a manager that belongs to no device.
-    pub(super) const fn new() -> Self {
+    pub(in crate::drm) const fn new() -> Self {
         Self(Opaque::zeroed())
     }
 
-    pub(super) fn as_raw(&self) -> *mut bindings::ttm_resource_manager {
+    pub(in crate::drm) fn as_raw(&self) -> *mut bindings::ttm_resource_manager {
         self.0.get()
     }
 
@@ -42,7 +42,7 @@ impl Manager {
     /// - `bdev` must be an initialized device of which [`Self::fini`] is called before it is
     ///   finished, and before `self` is dropped or moved.
     /// - The callbacks of `func` must be those for the type that `self` is a part of.
-    pub(super) unsafe fn init(
+    pub(in crate::drm) unsafe fn init(
         &self,
         bdev: *mut bindings::ttm_device,
         mem_type: MemType,
@@ -70,7 +70,7 @@ impl Manager {
     ///
     /// [`Self::init`] must have been called with the same arguments, and all remaining objects must
     /// wait for their deletion.
-    pub(super) unsafe fn fini(&self, bdev: *mut bindings::ttm_device, mem_type: MemType) {
+    pub(in crate::drm) unsafe fn fini(&self, bdev: *mut bindings::ttm_device, mem_type: MemType) {
         let man = self.as_raw();
 
         // SAFETY: By the safety requirements. The remaining objects are deleted here, so the lists
@@ -99,7 +99,7 @@ impl Manager {
     /// `bdev` must be the device that has the manager. No reservation may be held.
     // Not inlined into modules, which cannot call the function.
     #[inline(never)]
-    pub(super) unsafe fn evict(
+    pub(in crate::drm) unsafe fn evict(
         &self,
         bdev: *mut bindings::ttm_device,
         bytes: u64,
@@ -134,7 +134,7 @@ impl Manager {
     /// [`Self::init`] must have been called, and [`Self::fini`] not.
     // Not inlined into modules, which cannot call the functions.
     #[inline(never)]
-    pub(super) unsafe fn wait_for_moves(&self) -> Result {
+    pub(in crate::drm) unsafe fn wait_for_moves(&self) -> Result {
         let man = self.as_raw();
 
         for index in 0..bindings::TTM_NUM_MOVE_FENCES as usize {
@@ -164,7 +164,7 @@ impl Manager {
 ///
 /// `R` must begin with a `struct ttm_resource`, the arguments must be those of the callback, and
 /// the callback of the manager that frees a resource must drop the box.
-pub(super) unsafe fn hand_over<R>(
+pub(in crate::drm) unsafe fn hand_over<R>(
     resource: KBox<R>,
     bo: *mut bindings::ttm_buffer_object,
     place: *const bindings::ttm_place,

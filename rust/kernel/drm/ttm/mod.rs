@@ -1,100 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! TTM, the memory manager for objects that move between VRAM and system memory.
+//! The mechanism of TTM, the memory manager for objects that move between VRAM and system memory.
 //!
-//! - [`Device`] is the memory of one DRM device: VRAM, managed by an [`Allocator`], and system
-//!   memory from TTM's pool. It belongs into the data of the DRM driver.
-//! - [`gem::ttm::Object`] is a GEM object that lives in one of them. TTM decides which, by a list
-//!   of [`Place`]s, and evicts the objects that were used least recently. An operation that needs
-//!   the content is a use: a [validation](gem::ttm::Reserved::validate), a copy, a fault, a pin,
-//!   and a mapping of a peer. Reserving an object to read where it is does not count. Objects that
-//!   never leave VRAM are not on the LRU list, so that an eviction need not skip them.
-//! - [`TtmObject`] is implemented by a driver: it returns the parts of the driver's data, and
-//!   chooses the [`Engine`] that does a [`Job`], the move of the content of an object.
-//! - [`CpuEngine`] does jobs if the device cannot, by [`Window`](drm::vram::Window), the CPU's view
-//!   of VRAM.
-//!
-//! # Moves
-//!
-//! The task that causes a move does not wait for it. The fence of the move is in the reservation
-//! with usage [`Kernel`](crate::dma_resv::Usage::Kernel); faults, importers and the next job that
-//! is not a move by the same engine wait for it. The memory that an evicted object left is reused at
-//! once, protected by the order of the moves of one engine, and by fences otherwise. If a move fails,
-//! users of the object get `EIO`. Mappings are invalidated before a move, and the move waits for
-//! the fences that importers have added to the reservation.
-//!
-//! # Lifetimes
-//!
-//! The [`Device`] lives as long as the DRM device, because objects do; every object keeps the DRM
-//! device alive. When the driver is unbound, the content of VRAM is lost, and no user can access it
-//! any more: the DRM file returns `ENODEV`, mappings end in `SIGBUS`, and importers were notified.
-//! No object is moved after that, and VRAM is no region of the cgroup controller `dmem` any more.
-//! The addresses are not reused either: they belong to a device without a driver, whose next driver
-//! makes a [`Device`] of its own.
-//!
-//! # Locking
-//!
-//! From the outside to the inside:
-//!
-//! 1. `mmap_lock`, held by a fault,
-//! 2. the callbacks of the driver that suspend and resume the device, which lockdep knows as
-//!    `pm::callbacks`: a task that resumes the device waits for them, and they take the locks
-//!    below,
-//! 3. the semaphore of [`Device::exec`], which lets one caller try alone after several have blocked
-//!    each other,
-//! 4. the reservation of an object. Eviction holds a second one, whose lock is only tried, unless
-//!    the first one was taken with the ticket of [`Exec`],
-//! 5. the mutex with which windows of an aperture are made,
-//! 6. the SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard), in which VRAM is accessed;
-//!    unbinding waits for it. Ioctls have entered it before all of these,
-//! 7. the mutex of the order of moves, or of the copies of a client, held while a driver queues a
-//!    job, and inside of it those of [`drm::queue`],
-//! 8. the lock of the allocator of VRAM, that of its quarantine, that of the list of tables that
-//!    are mapped for engines, that of the list of windows, and inside of TTM the
-//!    `lru_lock`,
-//! 9. the lock of the list of all objects, which is taken last.
-//!
-//! Callbacks of TTM run with 4 held and must not take another reservation.
-//!
-//! [`Allocator`]: drm::vram::Allocator
-//! [`Exec`]: drm::exec::Exec
-//! [`gem::ttm::Object`]: drm::gem::ttm::Object
+//! Engines and their jobs, the copies that the CPU does instead, places, and the managers of
+//! memory. Nothing here knows an object: these are in [`gem::ttm`](crate::drm::gem::ttm), as is the
+//! [`Device`](crate::drm::gem::ttm::Device), with the rules for moves, lifetimes and locks.
 //!
 //! C headers: [`include/drm/ttm/ttm_device.h`](srctree/include/drm/ttm/ttm_device.h),
 //! [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
 
 mod blit;
-mod client;
 mod cpu;
-mod device;
-mod dma;
-mod engine;
-mod jobs;
-mod limbo;
-mod loss;
-mod manager;
-mod placement;
-mod region;
-mod sharing;
+pub(super) mod dma;
+pub(super) mod engine;
+pub(super) mod loss;
+pub(super) mod manager;
+pub(super) mod placement;
+pub(super) mod region;
 mod transfer;
-mod tt;
-mod validation;
+pub(super) mod tt;
+pub(super) mod validation;
 mod view;
-mod vram;
 
 pub use self::{
     blit::Blit,
-    client::{
-        show_memory_stats,
-        ClientOf,
-        PinAccount,
-        PinShares, //
-    },
     cpu::{
         CpuEngine,
         CpuRing, //
     },
-    device::Device,
     dma::Segments,
     engine::{
         CopyQueue,
@@ -126,138 +59,8 @@ pub(crate) use self::{
         CpuAccess,
         VmappedImport, //
     },
-    device::{
-        tt_create_callback,
-        tt_destroy_callback, //
-    },
     engine::Request,
     loss::Loss,
     region::Charge,
-    transfer::Side,
-    vram::VramResource, //
+    transfer::Side, //
 };
-
-use crate::{
-    drm::{
-        self,
-        gem::{
-            self,
-            DriverObject, //
-        },
-        queue::RingOps,
-        vram::{
-            ApertureHook,
-            Domain,
-            Ranges,
-            Reclaim, //
-        }, //
-    },
-    pci::p2pdma::BarPages,
-    sync::Arc, //
-};
-
-/// The driver's part of an object that TTM places and moves.
-///
-/// It must not own a reference to the DRM device, nor to an object: it may be dropped by a worker
-/// that the release of the device waits for. The object itself keeps the device alive.
-///
-/// See [`gem::ttm`] for an example.
-pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<Self>>> {
-    /// How page tables of the device follow objects, if it has any: see
-    /// [`mapping_hooks`](gem::mappings::mapping_hooks).
-    const MAPPINGS: gem::MappingHooks<Self> = gem::MappingHooks::NONE;
-
-    /// The windows through which peers and the CPU see VRAM, for a device whose BAR does not show
-    /// it at all times: see [`aperture_hook`](drm::vram::aperture_hook).
-    const APERTURE: ApertureHook<Self> = ApertureHook::NONE;
-
-    /// Returns the memory of the device, which is a part of `data`.
-    fn ttm(data: &<Self::Driver as drm::Driver>::Data) -> &Device<Self>;
-
-    /// Returns where the object may live. The answer must not change.
-    ///
-    /// May be called with a spinlock held.
-    fn domain(&self) -> Domain;
-
-    /// Returns whether processes map the object for direct I/O: with struct pages, so that reads
-    /// and writes with `O_DIRECT` let a disk access VRAM. The answer must not change.
-    ///
-    /// Such a mapping pins the object in VRAM, see [`PinAccount`]. It is one of an open file of the
-    /// device: that of a dma-buf is an ordinary one.
-    fn direct_io(&self) -> bool {
-        false
-    }
-
-    /// Returns the struct pages of the BAR that shows VRAM, if there are any. [`Self::direct_io`]
-    /// needs them. The BAR shows VRAM at all times, without [`Self::APERTURE`].
-    ///
-    /// Called while the driver is bound, with or without the reservation of an object. The answer
-    /// must not change: an unbind waits for the pages that are mapped, and would wait for ever for
-    /// pages that are not returned here any more.
-    fn pages<'a>(
-        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'_>,
-    ) -> Option<&'a BarPages<'a>> {
-        let _ = reg;
-        None
-    }
-
-    /// Returns the account of `file` to which pins of objects are charged, if the driver keeps one:
-    /// see [`PinAccount`].
-    fn pins(file: &ClientOf<Self>) -> Option<&Arc<PinAccount>> {
-        let _ = file;
-        None
-    }
-
-    /// The engine that moves, clears and copies the content of objects, see [`Work`].
-    type Engine<'a, 'bound: 'a>: Engine<Ring = Self::Ring>;
-
-    /// The ring that does the copies of clients: [`Engine::Ring`].
-    type Ring: RingOps;
-
-    /// Returns the engine with the number `index`: 0, or the index of a name that was passed to
-    /// [`Device::with_engines`].
-    ///
-    /// Called with the reservation of an object held, while the driver is bound.
-    fn engine<'a, 'bound: 'a>(
-        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'bound>,
-        index: usize,
-    ) -> Self::Engine<'a, 'bound>;
-
-    /// Returns the number of the engine that should do `work`.
-    ///
-    /// Called as [`Self::engine`] is.
-    fn choose(reg: &<Self::Driver as drm::Driver>::RegistrationData<'_>, work: &Work) -> usize {
-        let _ = (reg, work);
-        0
-    }
-
-    /// Ends all jobs, because the DRM device was unplugged: no job is made any more, and the
-    /// addresses of jobs are about to become invalid.
-    ///
-    /// For engines that do DMA. They must have ended all jobs when this returns, and access no
-    /// memory. Called before the last calls of [`gem::Mappings`], and before the registration data
-    /// is dropped. No reservation is held; may sleep.
-    fn end_jobs(reg: &<Self::Driver as drm::Driver>::RegistrationData<'_>) {
-        let _ = reg;
-    }
-
-    /// Returns the user that has VRAM from the same [`Allocator`](drm::vram::Allocator) beside the
-    /// objects, if there is one.
-    ///
-    /// Called with the reservation of an object held, while the driver is bound.
-    /// [`Device::make_room`] is for the other direction.
-    fn reclaim<'a>(
-        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'_>,
-    ) -> Option<&'a dyn Reclaim> {
-        let _ = reg;
-        None
-    }
-
-    /// Makes writes of the CPU to an object in VRAM through the BAR visible to the device and to
-    /// peers.
-    ///
-    /// Called with the reservation of the object held, while the driver is bound. A device with
-    /// caches between the BAR and VRAM flushes them here, too. [`CpuEngine::flush`] is for devices
-    /// without such caches.
-    fn flush(reg: &<Self::Driver as drm::Driver>::RegistrationData<'_>, vram: &Ranges);
-}

@@ -182,7 +182,7 @@ impl Place {
     }
 
     /// Returns the range of offsets in bytes, limited to `size`, the size of the memory.
-    pub(super) const fn range(&self, size: u64) -> (u64, u64) {
+    pub(in crate::drm) const fn range(&self, size: u64) -> (u64, u64) {
         let (first, last) = self.pages();
         let end = if last > size >> PAGE_SHIFT {
             size
@@ -209,7 +209,7 @@ impl Place {
     }
 
     /// Returns whether `len` bytes at `offset` overlap with the place.
-    pub(super) fn intersects(&self, offset: u64, len: u64) -> bool {
+    pub(in crate::drm) fn intersects(&self, offset: u64, len: u64) -> bool {
         let (first, last) = self.pages();
 
         offset >> PAGE_SHIFT < last
@@ -219,7 +219,7 @@ impl Place {
     }
 
     /// Returns which objects may be evicted for it.
-    pub(super) fn victims(&self) -> Victims {
+    pub(in crate::drm) fn victims(&self) -> Victims {
         if self.0.flags & bindings::TTM_PL_FLAG_DESIRED != 0 {
             Victims::None
         } else if self.0.flags & UNUSED != 0 {
@@ -231,18 +231,18 @@ impl Place {
         }
     }
 
-    pub(super) fn is_contiguous(&self) -> bool {
+    pub(in crate::drm) fn is_contiguous(&self) -> bool {
         self.0.flags & bindings::TTM_PL_FLAG_CONTIGUOUS != 0
     }
 
-    pub(super) fn is_top_down(&self) -> bool {
+    pub(in crate::drm) fn is_top_down(&self) -> bool {
         self.0.flags & bindings::TTM_PL_FLAG_TOPDOWN != 0
     }
 
     /// # Safety
     ///
     /// `raw` must be valid for `'a`.
-    pub(super) unsafe fn from_raw<'a>(raw: *const bindings::ttm_place) -> &'a Self {
+    pub(in crate::drm) unsafe fn from_raw<'a>(raw: *const bindings::ttm_place) -> &'a Self {
         // SAFETY: `Place` is a transparent wrapper.
         unsafe { &*raw.cast() }
     }
@@ -267,7 +267,7 @@ impl Places {
     /// - `EINVAL` if there is no place, for which TTM would discard the content, or if there are
     ///   more than [`MAX_PLACES`].
     /// - `ENOSPC` if no place has room.
-    pub(super) fn fitting(
+    pub(in crate::drm) fn fitting(
         places: &[Place],
         size: u64,
         size_of: impl Fn(MemType) -> u64,

@@ -29,7 +29,7 @@ use crate::{
 use core::ptr;
 
 /// The two regions of a device.
-pub(super) struct Regions {
+pub(in crate::drm) struct Regions {
     vram: Region,
     pinned: Region,
 }
@@ -41,7 +41,7 @@ impl Regions {
     ///
     /// `dev` must be valid, and `man` an initialized manager that stays until [`Self::unregister`]
     /// has returned or the value is dropped.
-    pub(super) unsafe fn new(
+    pub(in crate::drm) unsafe fn new(
         dev: *mut bindings::device,
         man: *mut bindings::ttm_resource_manager,
         size: u64,
@@ -56,7 +56,7 @@ impl Regions {
     }
 
     /// Returns the region of VRAM, which is valid as long as the value. It may be unregistered.
-    pub(super) fn vram(&self) -> *mut bindings::dmem_cgroup_region {
+    pub(in crate::drm) fn vram(&self) -> *mut bindings::dmem_cgroup_region {
         self.vram.as_raw()
     }
 
@@ -66,7 +66,7 @@ impl Regions {
     ///
     /// `EDQUOT` if it exceeds the limit of the cgroup, `ENODEV` if the region is unregistered, and
     /// `ENOMEM`.
-    pub(super) fn charge_pin(&self, bytes: u64) -> Result<Charge> {
+    pub(in crate::drm) fn charge_pin(&self, bytes: u64) -> Result<Charge> {
         self.pinned.charge(bytes)
     }
 
@@ -74,7 +74,7 @@ impl Regions {
     ///
     /// Existing charges stay, and are uncharged as usual. Waits for reclaim, which takes
     /// reservations, so none may be held. Sleeps.
-    pub(super) fn unregister(&self) {
+    pub(in crate::drm) fn unregister(&self) {
         self.vram.unregister();
         self.pinned.unregister();
     }

@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// The manager of `TTM_PL_TT`.
-pub(super) struct TtManager {
+pub(in crate::drm) struct TtManager {
     man: Manager,
     /// The bytes that objects have.
     used: Atomic<u64>,
@@ -55,7 +55,7 @@ static FUNCS: bindings::ttm_resource_manager_func = bindings::ttm_resource_manag
 
 impl TtManager {
     /// Makes a manager whose only limit is that of TTM.
-    pub(super) fn new() -> Self {
+    pub(in crate::drm) fn new() -> Self {
         Self {
             man: Manager::new(),
             used: Atomic::new(0),
@@ -64,7 +64,7 @@ impl TtManager {
     }
 
     /// Returns how many bytes objects may have.
-    pub(super) fn limit(&self) -> u64 {
+    pub(in crate::drm) fn limit(&self) -> u64 {
         // CAST: The number of pages of a machine is far below 2^52.
         // SAFETY: The function has no requirements.
         let all = (unsafe { bindings::ttm_tt_pages_limit() } as u64) << PAGE_SHIFT;
@@ -73,7 +73,7 @@ impl TtManager {
     }
 
     /// Changes how many bytes objects may have.
-    pub(super) fn set_limit(&self, bytes: u64) {
+    pub(in crate::drm) fn set_limit(&self, bytes: u64) {
         self.limit.store(bytes, Relaxed);
     }
 
@@ -83,7 +83,7 @@ impl TtManager {
     ///
     /// `bdev` must be an initialized device of which [`Self::fini`] is called before it is
     /// finished, and before `self` is dropped or moved.
-    pub(super) unsafe fn init(&self, bdev: *mut bindings::ttm_device) {
+    pub(in crate::drm) unsafe fn init(&self, bdev: *mut bindings::ttm_device) {
         // SAFETY: By the safety requirements; the callbacks are those for this type.
         unsafe { self.man.init(bdev, MemType::Tt, self.limit(), &FUNCS) };
     }
@@ -94,7 +94,7 @@ impl TtManager {
     ///
     /// [`Self::init`] must have been called for `bdev`, and all remaining objects must wait for
     /// their deletion.
-    pub(super) unsafe fn fini(&self, bdev: *mut bindings::ttm_device) {
+    pub(in crate::drm) unsafe fn fini(&self, bdev: *mut bindings::ttm_device) {
         // SAFETY: By the safety requirements.
         unsafe { self.man.fini(bdev, MemType::Tt) };
     }

@@ -46,7 +46,7 @@ const PAUSES: [i64; 4] = [0, 1, 5, 25];
 ///
 /// Both are initialized.
 #[pin_data]
-pub(super) struct Validation {
+pub(in crate::drm) struct Validation {
     #[pin]
     all: Opaque<bindings::rw_semaphore>,
     #[pin]
@@ -63,7 +63,7 @@ impl Validation {
     // Not generic and not inlined, so that the lock classes and their names stay in the kernel
     // crate.
     #[inline(never)]
-    pub(super) fn new() -> Result<Pin<KBox<Self>>> {
+    pub(in crate::drm) fn new() -> Result<Pin<KBox<Self>>> {
         let init = |name: &'static CStr, key: Pin<&'static LockClassKey>| {
             // SAFETY: `slot` is memory for a semaphore that does not move; the name and the class
             // are static.
@@ -92,7 +92,7 @@ impl Validation {
     /// # Errors
     ///
     /// `EINTR` if the task is killed, and the errors of `f`.
-    pub(super) fn run<R>(&self, mut f: impl FnMut() -> Result<R>) -> Result<R> {
+    pub(in crate::drm) fn run<R>(&self, mut f: impl FnMut() -> Result<R>) -> Result<R> {
         let ret = {
             let _others = Entered::new(&self.all, false)?;
             f()

@@ -6,8 +6,7 @@
 //! which may outlive it; the CPU does no job after that.
 //!
 //! A BAR shows all VRAM, in the order of the [`Layout`](crate::drm::vram::Layout), or parts of it
-//! through the windows of an [aperture](crate::drm::vram::Aperture). With an aperture a driver
-//! provides a [`ScratchWindow`], and a move is done in parts of a few pages.
+//! through the windows of an aperture. With an aperture a driver provides a [`ScratchWindow`], and a move is done in parts of a few pages.
 //!
 //! # Locking
 //!

@@ -59,7 +59,7 @@ use core::{
 /// none to them, unless it was made by [`Self::shared`], or they call
 /// [`ttm::Device::alloc_block`], which waits.
 ///
-/// [`ttm::Device::alloc_block`]: drm::ttm::Device::alloc_block
+/// [`ttm::Device::alloc_block`]: drm::gem::ttm::Device::alloc_block
 ///
 /// # Examples
 ///
@@ -281,7 +281,6 @@ impl Allocator {
     }
 
     /// Records that TTM has the memory.
-    #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(crate) fn begin_pipelining(&self) {
         self.is_pipelined.store(!self.is_shared(), Relaxed);
     }

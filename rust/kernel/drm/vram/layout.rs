@@ -103,7 +103,7 @@ impl Layout {
     }
 
     /// Returns how many bytes of VRAM, from `offset` on, are in one piece of the BAR.
-    pub fn left_of_granule(&self, offset: u64) -> u64 {
+    pub(super) fn left_of_granule(&self, offset: u64) -> u64 {
         // OVERFLOW: The remainder is less than the granule.
         self.granule.get() - offset % self.granule
     }

@@ -2,40 +2,23 @@
 
 //! The memory of a GPU: its allocator, and the places of objects.
 //!
-//! The common part of [TTM](crate::drm::ttm), which moves objects, and of
+//! The common part of [TTM](crate::drm::gem::ttm), which moves objects, and of
 //! [`gem::vram`](crate::drm::gem::vram), whose objects stay in VRAM.
 
 mod allocator;
-mod aperture;
 mod busy;
 mod layout;
 mod objects;
 mod place;
 mod quarantine;
 mod ranges;
-#[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
 mod reclaim;
 mod window;
-mod windows;
 
-#[cfg(CONFIG_RUST_DRM_TTM)]
-pub(crate) use self::objects::Room;
-#[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
-pub(crate) use self::reclaim::fair_share;
-#[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
-pub use self::reclaim::Reclaim;
-#[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
-pub(crate) use self::window::flush;
 pub use self::{
     allocator::{
         Allocation,
         Allocator, //
-    },
-    aperture::{
-        aperture_hook,
-        Aperture,
-        ApertureHook,
-        Wait, //
     },
     layout::Layout,
     place::{
@@ -46,18 +29,17 @@ pub use self::{
         Range,
         Ranges, //
     },
+    reclaim::Reclaim,
     window::Window, //
 };
 pub(crate) use self::{
     busy::free_when_idle,
-    objects::Objects,
-    windows::{
-        Holder,
-        Maker,
-        NewEntry,
-        Shared,
-        Windows, //
-    }, //
+    objects::{
+        Objects,
+        Room, //
+    },
+    reclaim::fair_share,
+    window::flush, //
 };
 
 use crate::{

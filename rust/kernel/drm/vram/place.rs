@@ -25,7 +25,6 @@ impl MemType {
         }
     }
 
-    #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(crate) const fn from_raw(raw: u32) -> Option<Self> {
         match raw {
             bindings::TTM_PL_SYSTEM => Some(Self::System),

@@ -13,7 +13,7 @@ use super::{
     Layout, //
 };
 use crate::{
-    dma_buf::mapping::RangeList,
+    dma_buf::exporter::mapping::RangeList,
     page::PAGE_SIZE,
     pci::p2pdma::Provider,
     prelude::*,
@@ -167,7 +167,6 @@ impl Ranges {
     /// allocated again before the device was reset.
     ///
     /// May be called in any context.
-    #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(crate) fn set_tainted(&self, is_tainted: bool) {
         let value = if is_tainted {
             // OVERFLOW: A device is not reset that often.
@@ -202,7 +201,6 @@ impl Ranges {
 
     /// Returns the offset in the BAR of offset `at` of the object, and the number of contiguous
     /// bytes from there on.
-    #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(crate) fn bar_piece(&self, at: u64) -> Option<(u64, u64)> {
         piece(self.shown(), at)
     }

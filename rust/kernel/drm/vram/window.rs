@@ -156,20 +156,17 @@ impl<'a> Window<'a> {
     }
 
     /// Returns the address at which the BAR is mapped.
-    #[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
     #[inline]
     pub(crate) fn as_ptr(&self) -> *mut c_void {
         self.addr.as_ptr()
     }
 
     /// Returns the device.
-    #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(crate) fn device(&self) -> &'a crate::device::Device<Bound> {
         self.pdev.as_ref()
     }
 
     /// Returns the device.
-    #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(crate) fn as_pci(&self) -> *mut bindings::pci_dev {
         raw_pci(self.pdev)
     }

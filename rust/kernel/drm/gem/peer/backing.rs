@@ -13,7 +13,7 @@ use crate::{
     bindings,
     device,
     dma_buf::{
-        mapping::RangeList,
+        exporter::mapping::RangeList,
         DmaBuf, //
     },
     drm::{
@@ -69,7 +69,7 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// The VRAM of a device.
     type Vram: Vram<Self>;
 
-    /// The device shows VRAM through windows of an [aperture](crate::drm::vram::Aperture).
+    /// The device shows VRAM through windows of an [aperture](crate::drm::gem::aperture::Aperture).
     const HAS_WINDOWS: bool;
 
     /// Returns the driver's part of the object.
@@ -118,9 +118,8 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     fn is_seen(object: &Held<'_, Self>) -> bool;
 
     /// Moves the object, which is not pinned: to VRAM that peers see, or can see through a window of
-    /// the [aperture](crate::drm::vram::Aperture), for which other objects may be evicted, or to
-    /// system memory that devices may access. With [`Domain::Either`] that is for an object that
-    /// finds VRAM full of objects which cannot be evicted. May sleep. With `patient` it tries again
+    /// the aperture, for which other objects may be evicted, or to system memory that devices may
+    /// access. With [`Domain::Either`] that is for an object that finds VRAM full of objects which cannot be evicted. May sleep. With `patient` it tries again
     /// while other tasks hold objects that could be evicted.
     ///
     /// # Errors
@@ -302,4 +301,10 @@ pub(super) fn runtime_guard<O: Backing>(obj: &O) -> Result<RuntimeGuard> {
 /// As [`runtime_guard`], for a task that holds a reservation; [`None`] if the device is suspended.
 pub(super) fn runtime_guard_if_active<O: Backing>(obj: &O) -> Option<RuntimeGuard> {
     RuntimeGuard::if_active(obj.owner())
+}
+
+/// Returns whether an object may be shown elsewhere, because its window could not be made: the
+/// aperture is full, or busy.
+pub(in crate::drm::gem) fn is_no_window(e: Error) -> bool {
+    e == ENOSPC || e == ETIMEDOUT
 }

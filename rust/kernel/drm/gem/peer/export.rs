@@ -18,13 +18,13 @@ use super::{
         cut,
         new_refusals, //
     },
+    is_no_window,
     origin::Process,
     query::Importer,
     trace::{
         self,
         Act, //
     },
-    windows::is_no_window,
     AttachmentInfo,
     Backing,
     Counters,
@@ -47,6 +47,10 @@ use crate::{
     dma_buf::{
         exporter::{
             self,
+            mapping::{
+                Mapping,
+                RangeList, //
+            },
             AttachRequest,
             Attached,
             Exporter,
@@ -54,10 +58,6 @@ use crate::{
             LockedBuffer,
             MapRequest,
             VmapRequest, //
-        },
-        mapping::{
-            Mapping,
-            RangeList, //
         },
         peer::{
             distance,
@@ -83,8 +83,8 @@ use crate::{
     pci::p2pdma::Provider,
     pm::{
         self,
-        LastUse, //
-        RuntimeGuard,
+        LastUse,
+        RuntimeGuard, //
     },
     prelude::*,
     sync::{
@@ -237,7 +237,7 @@ impl<T: PeerObject> GemExport<T> {
 
     /// Returns how an importer reaches the object where it is now, which may be worse than the
     /// outcome of its attach.
-    pub(super) fn outcome_now(
+    pub(in crate::drm::gem) fn outcome_now(
         &self,
         cx: &LockedBuffer<'_, Self>,
         at: &Attached<'_, Self>,

@@ -12,7 +12,6 @@ use super::{
     export::GemExport,
     Backing,
     Object,
-    Outcome,
     PeerObject, //
 };
 use crate::{
@@ -20,15 +19,13 @@ use crate::{
     dma_buf::{
         exporter::{
             assume_exporter_of,
-            exporter_of,
-            with_exporter_of, //
+            exporter_of, //
         },
         DmaBuf, //
     },
     drm::{
         self,
         gem::{
-            import::Import,
             BaseObject,
             IntoGEMObject,
             PrimeHooks, //
@@ -170,51 +167,4 @@ unsafe extern "C" fn import_callback<T: PeerObject>(
         }
         Err(e) => e.to_ptr(),
     }
-}
-
-/// How the device reaches a buffer that it imported, see [`import_info`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImportInfo {
-    /// The decision of the exporter, or [`None`] if it is of another class, which cannot be asked.
-    pub outcome: Option<Outcome>,
-    /// The number of entries of the scatter table.
-    pub segments: u32,
-    /// How often the exporter invalidated the mapping.
-    pub invalidations: u64,
-}
-
-/// Maps a buffer that was imported, unless it is mapped, and returns how the device reaches it.
-///
-/// For an ioctl that is not in the section which an unplug waits for: it may wait for work of any
-/// device, see [`Import::await_unused`], before it enters the section. Takes the reservation of the
-/// buffer.
-///
-/// # Errors
-///
-/// The errors of [`Import::with_mapping`] and [`Import::await_unused`], and `ENODEV` if the device
-/// is unplugged.
-pub fn import_info<T: PeerObject>(
-    dev: &drm::Device<T::Driver, drm::Ioctl>,
-    import: &Import,
-) -> Result<ImportInfo> {
-    import.await_unused()?;
-
-    let _guard = dev.registration_guard().ok_or(ENODEV)?;
-    import.with_mapping(|at| {
-        let segments = at.mapping().map_or(0, |table| table.iter().count());
-        let outcome = with_exporter_of(at, |export: &GemExport<T>, cx, at| {
-            Ok(export.outcome_now(cx, at))
-        });
-
-        Ok(ImportInfo {
-            outcome: match outcome {
-                Ok(outcome) => Some(outcome),
-                // The buffer belongs to another class.
-                Err(e) if e == EINVAL => None,
-                Err(e) => return Err(e),
-            },
-            segments: segments.try_into()?,
-            invalidations: import.invalidations(),
-        })
-    })
 }

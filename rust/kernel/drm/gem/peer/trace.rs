@@ -117,7 +117,6 @@ mod raw {
         /// # Safety
         ///
         /// The device must be valid.
-        #[cfg(CONFIG_RUST_DRM_TTM)]
         pub(super) unsafe fn drm_peer_move(
             exporter: *const bindings::device,
             id: u64,
@@ -206,7 +205,6 @@ pub(crate) fn invalidate(subject: Subject<'_>, placement: u32) {
 }
 
 /// Traces that an object was moved, or stays where it is because of an error.
-#[cfg(CONFIG_RUST_DRM_TTM)]
 #[inline(never)]
 pub(crate) fn moved(subject: Subject<'_>, from: u32, to: u32, evict: bool, ret: Result) {
     let Subject { exporter, id, size } = subject;

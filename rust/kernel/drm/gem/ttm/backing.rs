@@ -3,19 +3,22 @@
 //! The answers of objects that TTM moves to the questions of the export policy.
 
 use super::{
+    Device,
     Held,
-    Object, //
+    Object,
+    TtmObject, //
 };
 use crate::{
     bindings,
     device,
     dma_buf::{
-        mapping::RangeList,
+        exporter::mapping::RangeList,
         DmaBuf, //
     },
     drm::{
         self,
         gem::{
+            aperture::Holder,
             peer::{
                 Backing,
                 Client,
@@ -27,14 +30,11 @@ use crate::{
             BaseObject, //
         },
         ttm::{
-            Device,
             OpCtx,
-            Place,
-            TtmObject, //
+            Place, //
         },
         vram::{
             Domain,
-            Holder,
             MemType,
             Ranges, //
         }, //

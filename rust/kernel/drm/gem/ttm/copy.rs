@@ -24,7 +24,8 @@ use super::{
     placed::pieces,
     Held,
     Import,
-    Object, //
+    Object,
+    TtmObject, //
 };
 use crate::{
     bindings,
@@ -56,7 +57,6 @@ use crate::{
             Place,
             Request,
             Side,
-            TtmObject,
             VmappedImport,
             Work, //
         },
@@ -207,10 +207,10 @@ fn vmapped(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) 
 ///             self,
 ///             ttm::{
 ///                 Object,
-///                 Part, //
+///                 Part,
+///                 TtmObject, //
 ///             }, //
-///         },
-///         ttm::TtmObject, //
+///         }, //
 ///     },
 ///     page::PAGE_SIZE,
 ///     prelude::*, //

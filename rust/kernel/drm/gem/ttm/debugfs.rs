@@ -28,7 +28,10 @@
 //!
 //! The files take the reservation of one object at a time.
 
-use super::Object;
+use super::{
+    Object,
+    TtmObject, //
+};
 use crate::{
     drm::{
         self,
@@ -40,8 +43,7 @@ use crate::{
         gem::DriverObject,
         ttm::{
             OpCtx,
-            Place,
-            TtmObject, //
+            Place, //
         },
         vram::{
             Domain,

@@ -12,7 +12,7 @@
 //! inserts does not change.
 //!
 //! An object that is unmapped while a disk still accesses it lingers: it keeps its VRAM, with a
-//! reference to itself, until a worker finds that the references are gone (see `limbo.rs`). An
+//! reference to itself, until a worker finds that the references are gone (see `deferred.rs`). An
 //! unplug removes the mappings, and then waits for the references, because the pages are freed when
 //! the driver is unbound. It holds no lock meanwhile: a task that has references to the first pages
 //! of a buffer may be about to fault the next ones in. A request that the disk has not begun then
@@ -26,9 +26,13 @@
 //! C headers: [`include/linux/mm.h`](srctree/include/linux/mm.h),
 //! [`include/linux/page_ref.h`](srctree/include/linux/page_ref.h)
 
+pub(super) mod deferred;
+
 use super::{
+    ClientOf,
     Held,
-    Object, //
+    Object,
+    TtmObject, //
 };
 use crate::{
     bindings,
@@ -41,10 +45,8 @@ use crate::{
             IntoGEMObject, //
         },
         ttm::{
-            ClientOf,
             OpCtx,
-            Place,
-            TtmObject, //
+            Place, //
         },
         vram::{
             Domain,
@@ -145,7 +147,7 @@ impl<T: TtmObject> Object<T> {
 
         // SAFETY: The device is that of the object, whose memory is a part of it. An unplug calls
         // `unplugging_callback()`.
-        unsafe { self.ttm().limbo.prepare(dev, look::<T>) }
+        unsafe { self.ttm().deferred.prepare(dev, look::<T>) }
     }
 
     const DIRECT_VM_OPS: bindings::vm_operations_struct = bindings::vm_operations_struct {
@@ -363,7 +365,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
                         .and_then(|live| idle_or_busy(live, T::pages(reg)));
                     if live.is_some() {
                         self.linger();
-                        self.ttm().limbo.wake();
+                        self.ttm().deferred.wake();
                     }
                     Ok(())
                 })
@@ -394,14 +396,14 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         if !self.obj.direct.lingers.xchg(true, Relaxed) {
             // INVARIANT: This is the reference of the object to itself.
             core::mem::forget(ARef::from(self.obj));
-            self.ttm().limbo.add(self.obj.size() as u64);
+            self.ttm().deferred.add(self.obj.size() as u64);
         }
     }
 
     /// Undoes [`Self::linger`]. The caller has another reference to the object.
     fn stop_lingering(&mut self) {
         if self.obj.direct.lingers.xchg(false, Relaxed) {
-            self.ttm().limbo.sub(self.obj.size() as u64);
+            self.ttm().deferred.sub(self.obj.size() as u64);
             // SAFETY: By the type invariant of `Direct` the reference is there.
             drop(unsafe { ARef::from_raw(NonNull::from(self.obj)) });
         }
@@ -524,7 +526,7 @@ unsafe extern "C" fn fault_callback<T: TtmObject>(
 ///
 /// # Safety
 ///
-/// The requirements of [`Look`](crate::drm::ttm::Look).
+/// The requirements of [`Look`](deferred::Look).
 unsafe fn look<T: TtmObject>(dev: *mut bindings::drm_device) -> bool {
     // SAFETY: The device is valid and of `T::Driver`.
     let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
@@ -540,7 +542,7 @@ unsafe fn look<T: TtmObject>(dev: *mut bindings::drm_device) -> bool {
             }
         }
     }
-    ttm.limbo.bytes() != 0
+    ttm.deferred.bytes() != 0
 }
 
 /// Ends the use of all pages of a device, and waits for the pages that have references.
@@ -581,7 +583,7 @@ pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_d
 
         for_each(&|obj| await_idle(obj, pages, since));
     });
-    ttm.limbo.drain();
+    ttm.deferred.drain();
 }
 
 /// Waits until no page of an object has a reference. `since` is the start of the unplug.

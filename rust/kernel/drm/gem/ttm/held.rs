@@ -5,9 +5,12 @@
 //! C header: [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
 
 use super::{
+    vram_manager::VramResource,
     Held,
     Object,
-    Stay, //
+    PinAccount,
+    Stay,
+    TtmObject, //
 };
 use crate::{
     bindings,
@@ -28,10 +31,7 @@ use crate::{
             Arrival,
             OpCtx,
             Pages,
-            PinAccount,
-            Place,
-            TtmObject,
-            VramResource, //
+            Place, //
         },
         vram::{
             Domain,
@@ -478,7 +478,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
     }
 
-    pub(super) fn ttm(&self) -> &drm::ttm::Device<T> {
+    pub(super) fn ttm(&self) -> &drm::gem::ttm::Device<T> {
         self.obj.ttm()
     }
 

@@ -18,16 +18,17 @@
 //!
 //! # Locking
 //!
-//! Buffers are imported by the DMA device of the DRM device, which [`drm::ttm::Device::setup`] has
-//! set. Its device lock is taken for an import, outside of the locks of the DRM core and of all
-//! locks that are listed in [`drm::ttm`]: an attachment is a resource of the device, which must not
+//! Buffers are imported by the DMA device of the DRM device, which [`Device::setup`] has set. Its
+//! device lock is taken for an import, outside of the locks of the DRM core and of all locks that
+//! are listed in [`TtmObject`]: an attachment is a resource of the device, which must not
 //! be unbound meanwhile.
 //!
 //! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
 
 use super::{
     Import,
-    Object, //
+    Object,
+    TtmObject, //
 };
 use crate::{
     bindings,
@@ -36,10 +37,9 @@ use crate::{
         self,
         ttm::{
             OpCtx,
-            Place,
-            TtmObject, //
-        }, //
-        vram::dma_device,
+            Place, //
+        },
+        vram::dma_device, //
     },
     error::{
         from_result,

@@ -2,23 +2,24 @@
 
 //! What ioctls of drivers with TTM have in common.
 //!
-//! [`peer::ioctl`] has the ioctls that need no TTM.
+//! [`peer::ioctl`](crate::drm::gem::peer::ioctl) has the ioctls that need no TTM.
 
-use super::Object;
+use super::{
+    ClientOf,
+    Object,
+    TtmObject, //
+};
 use crate::{
+    dma_buf::exporter::with_exporter_of,
     drm::{
         self,
         file::DriverFile,
         gem::{
             peer::{
-                self,
+                GemExport,
                 PeerObject, //
             },
             BaseObject, //
-        },
-        ttm::{
-            ClientOf,
-            TtmObject, //
         },
         Ioctl, //
     },
@@ -28,8 +29,11 @@ use crate::{
 };
 use core::ops::Range;
 
-/// Serves an ioctl with `struct drm_peer_import_info`: returns how the device reaches a buffer that
-/// it imported. Takes the reservation of the buffer.
+/// Serves an ioctl with `struct drm_peer_import_info`: maps a buffer that was imported, unless it is
+/// mapped, and returns how the device reaches it.
+///
+/// For an ioctl outside of the section that an unplug waits for: it may wait for work of any device
+/// before it enters the section. Takes the reservation of the buffer.
 ///
 /// # Errors
 ///
@@ -47,15 +51,28 @@ where
     }
 
     let object = Object::<T>::lookup_handle(file, args.handle)?;
-    let info = peer::import_info::<T>(dev, object.as_import().ok_or(EINVAL)?)?;
+    let import = object.as_import().ok_or(EINVAL)?;
+    import.await_unused()?;
 
-    if let Some(outcome) = info.outcome {
-        args.path = outcome.path.code();
-        args.reason = outcome.reason.code();
-    }
-    args.segments = info.segments;
-    args.invalidations = info.invalidations;
-    Ok(0)
+    let _guard = dev.registration_guard().ok_or(ENODEV)?;
+    import.with_mapping(|at| {
+        let segments = at.mapping().map_or(0, |table| table.iter().count());
+
+        match with_exporter_of(at, |export: &GemExport<T>, cx, at| {
+            Ok(export.outcome_now(cx, at))
+        }) {
+            Ok(outcome) => {
+                args.path = outcome.path.code();
+                args.reason = outcome.reason.code();
+            }
+            // The exporter is of another class, which cannot be asked.
+            Err(e) if e == EINVAL => (),
+            Err(e) => return Err(e),
+        }
+        args.segments = segments.try_into()?;
+        args.invalidations = import.invalidations();
+        Ok(0)
+    })
 }
 
 /// Returns the range of `size` bytes from `start` on, of addresses or of an object.

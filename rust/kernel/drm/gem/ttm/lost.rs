@@ -2,18 +2,16 @@
 
 //! Loss of the content of VRAM, if a device does not work any more.
 
-use super::Object;
+use super::{
+    Device,
+    Object,
+    TtmObject, //
+};
 use crate::{
     bindings,
     drm::{
-        ttm::{
-            Device,
-            TtmObject, //
-        },
-        vram::{
-            Holder,
-            MemType, //
-        }, //
+        gem::aperture::Holder,
+        vram::MemType, //
     },
     prelude::*, //
 };

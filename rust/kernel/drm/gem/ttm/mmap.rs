@@ -15,19 +15,19 @@
 //! C header: [`include/linux/mm.h`](srctree/include/linux/mm.h)
 
 use super::{
+    vram_manager::VramResource,
+    Device,
     Held,
-    Object, //
+    Object,
+    TtmObject, //
 };
 use crate::{
     bindings,
     drm::{
         gem::IntoGEMObject,
         ttm::{
-            Device,
             OpCtx,
-            Place,
-            TtmObject,
-            VramResource, //
+            Place, //
         },
         vram::{
             Domain,

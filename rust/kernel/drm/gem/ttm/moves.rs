@@ -3,7 +3,7 @@
 //! Moves of the content of objects, at the request of TTM.
 //!
 //! Importers are notified before an object moves, and the move waits for the work that they have
-//! started; it does not wait for the copy. See [`drm::ttm`](crate::drm::ttm).
+//! started; it does not wait for the copy. See [`TtmObject`](super::TtmObject).
 //!
 //! # Locking
 //!
@@ -12,8 +12,11 @@
 //! C header: [`include/drm/ttm/ttm_device.h`](srctree/include/drm/ttm/ttm_device.h)
 
 use super::{
+    vram_manager::VramResource,
+    Device,
     Held,
-    Object, //
+    Object,
+    TtmObject, //
 };
 use crate::{
     bindings,
@@ -29,13 +32,10 @@ use crate::{
         devres::while_registered,
         gem::peer::trace,
         ttm::{
-            Device,
             Request,
             Side,
             Transfer,
-            TtmObject,
             Victims,
-            VramResource,
             Work, //
         }, //
     },

@@ -7,7 +7,8 @@ use super::{
     import::fd_to_handle_callback,
     moves::put_on_lru,
     placed,
-    Object, //
+    Object,
+    TtmObject, //
 };
 use crate::{
     bindings,
@@ -28,7 +29,6 @@ use crate::{
             Status, //
         },
         private::Sealed,
-        ttm::TtmObject,
         vram::{
             Domain,
             MemType, //

@@ -13,7 +13,8 @@
 use super::{
     Held,
     Object,
-    Reserved, //
+    Reserved,
+    TtmObject, //
 };
 use crate::{
     bindings,
@@ -32,8 +33,7 @@ use crate::{
         },
         ttm::{
             OpCtx,
-            Segments,
-            TtmObject, //
+            Segments, //
         },
         vram::{
             MemType,
@@ -171,13 +171,11 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///                 Address,
     ///                 RegistrationData, //
     ///             },
+    ///             ttm::TtmObject,
     ///             Held,
     ///             Mappings, //
     ///         },
-    ///         ttm::{
-    ///             OpCtx,
-    ///             TtmObject, //
-    ///         }, //
+    ///         ttm::OpCtx, //
     ///     },
     ///     prelude::*,
     ///     sync::{

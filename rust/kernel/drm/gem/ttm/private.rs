@@ -6,7 +6,10 @@
 //!
 //! C header: [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
 
-use super::Object;
+use super::{
+    Object,
+    TtmObject, //
+};
 use crate::{
     dma_resv::DmaResv,
     drm::{
@@ -14,8 +17,7 @@ use crate::{
         gem::SharedResv,
         ttm::{
             OpCtx,
-            Place,
-            TtmObject, //
+            Place, //
         }, //
     },
     prelude::*,

@@ -21,9 +21,16 @@
 //! C headers: [`include/drm/ttm/ttm_tt.h`](srctree/include/drm/ttm/ttm_tt.h)
 
 use super::{
+    device::{
+        tt_create_callback,
+        tt_destroy_callback, //
+    },
+    vram_manager::VramResource,
+    Device,
     Held,
     Object,
-    Reserved, //
+    Reserved,
+    TtmObject, //
 };
 use crate::{
     bindings,
@@ -39,16 +46,11 @@ use crate::{
             IntoGEMObject, //
         },
         ttm::{
-            tt_create_callback,
-            tt_destroy_callback,
-            Device,
             OpCtx,
             Place,
             Request,
             Side,
             Transfer,
-            TtmObject,
-            VramResource,
             Work, //
         },
         vram::{

@@ -11,25 +11,25 @@
 use super::{
     mmap::make_visible,
     Held,
-    Object, //
+    Object,
+    TtmObject, //
 };
 use crate::{
     bindings,
     drm::{
         devres::while_registered,
         gem::{
-            peer::windows::is_no_window,
+            aperture::Holder,
+            peer::is_no_window,
             BaseObject,
             IntoGEMObject, //
         },
         ttm::{
             OpCtx,
-            Place,
-            TtmObject, //
+            Place, //
         },
         vram::{
             Domain,
-            Holder,
             MemType, //
         }, //
     },

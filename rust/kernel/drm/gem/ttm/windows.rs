@@ -2,42 +2,42 @@
 
 //! Windows of an aperture through which the CPU and peers see objects of TTM.
 //!
-//! See [`gem::peer::windows`](crate::drm::gem::peer).
+//! See [`gem::aperture::windows`](crate::drm::gem::aperture::windows).
 
 use super::{
     Held,
-    Object, //
+    Object,
+    TtmObject, //
 };
 use crate::{
     bindings,
-    dma_buf::mapping::RangeList,
+    dma_buf::exporter::mapping::RangeList,
     dma_resv::Usage,
     drm::{
         self,
         gem::{
-            peer::{
-                trace,
+            aperture::{
                 windows::{
                     self,
                     NoWindow,
                     Windowed, //
-                }, //
+                },
+                ApertureHook,
+                Holder,
+                Wait,
+                Windows, //
             },
+            peer::trace,
             IntoGEMObject, //
         },
         ttm::{
             OpCtx,
-            Place,
-            TtmObject, //
+            Place, //
         },
         vram::{
-            ApertureHook,
             Domain,
-            Holder,
             MemType,
-            Ranges,
-            Wait,
-            Windows, //
+            Ranges, //
         }, //
     },
     prelude::*,

@@ -14,14 +14,16 @@ use crate::{
     drm::{
         self,
         file::DriverFile,
-        gem::BaseObject,
+        gem::{
+            ttm::{
+                ClientOf,
+                TtmObject, //
+            },
+            BaseObject, //
+        },
         queue::LazyQueue,
         syncobj::SyncArray,
-        ttm::{
-            ClientOf,
-            CopyQueue,
-            TtmObject, //
-        }, //
+        ttm::CopyQueue, //
     },
     prelude::*,
     sync::aref::ARef, //

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Windows through which peers and the CPU see VRAM that the BAR does not show at all times.
+//!
+//! A device whose BAR has page tables of its own, an aperture, shows VRAM only where a driver has
+//! made a window. Such a driver implements [`Aperture`] for its objects and names the
+//! implementation in the class: [`TtmObject::APERTURE`] or [`VramObject::APERTURE`].
+//!
+//! An object has at most one window, which shows it where it is. Its holders are importers that
+//! have mapped the object, page faults of processes, and mappings of the kernel (vmap). The first
+//! holder makes the window, the others share it, and the driver closes it after the last one:
+//!
+//! - An object that moves loses its window before it leaves its place, when the fences of its
+//!   importers have signalled. It gets another one for its new place.
+//! - If the aperture is full, windows are closed that nobody has pinned: first those that only page
+//!   faults hold, then those of importers, which are invalidated as before a move; the least
+//!   recently used first. A driver with TTM limits pins, so that neither importers nor the kernel
+//!   take all of the aperture: see [`PinShares`](crate::drm::gem::ttm::PinShares).
+//! - A mapping that fails leaves no window, nor does an importer that detaches without an unmap.
+//! - When the driver is unbound, importers are revoked first, and the windows that remain are
+//!   closed before the registration data is dropped.
+//!
+//! The CPU sees objects of [`gem::ttm`](crate::drm::gem::ttm) through windows as well: an object
+//! has one while the kernel maps it, and from the first page fault until it moves, or until the
+//! window is needed for another object. The CPU does not access objects of
+//! [`gem::vram`](crate::drm::gem::vram).
+//!
+//! With windows, the `visible` bytes of [`setup`](crate::drm::gem::vram::Device::setup) are the
+//! bytes that statistics count as seen, those of which the limits of pins are shares, and the place
+//! where an object of `gem::vram` is put first.
+//! Copies by the CPU, such as those of [`CpuEngine`](crate::drm::ttm::CpuEngine), use the
+//! [`Layout`](crate::drm::vram::Layout) instead of windows.
+//!
+//! Without an [`Aperture`] all VRAM that peers and the CPU reach is in the BAR at all times, in its
+//! own order or in that of a [`Layout`](crate::drm::vram::Layout), and windows cost nothing.
+//!
+//! [`TtmObject::APERTURE`]: crate::drm::gem::ttm::TtmObject::APERTURE
+//! [`VramObject::APERTURE`]: crate::drm::gem::vram::VramObject::APERTURE
+
+mod list;
+pub(super) mod windows;
+
+use self::list::OpenWindow;
+pub(crate) use self::list::{
+    Holder,
+    Windows, //
+};
+use crate::{
+    dma_buf::exporter::mapping::RangeList,
+    drm::{
+        self,
+        devres::while_registered,
+        gem::{
+            mappings::RegistrationData,
+            peer::PeerObject,
+            DriverObject, //
+        },
+        vram::Ranges, //
+    },
+    prelude::*, //
+};
+use core::any::Any;
+
+/// A driver whose BAR shows VRAM through windows.
+pub trait Aperture: DriverObject {
+    /// The driver's part of a window, until [`Self::unmap`] gets it back.
+    type Window: Send + 'static;
+
+    /// Returns how many bytes windows can have of the BAR at most: by default all of it.
+    ///
+    /// An object that is larger gets no window: [`Self::map`] is not called, and no window is
+    /// dropped. An importer gets system memory if the object may move there, and else `EOPNOTSUPP`,
+    /// in both cases with the reason [`OutsideBar`](crate::drm::gem::peer::Reason::OutsideBar).
+    /// Page faults and mappings of the kernel end as if the aperture was full.
+    fn size(reg: &RegistrationData<'_, Self>) -> u64 {
+        let _ = reg;
+        u64::MAX
+    }
+
+    /// Makes a window that shows an object, which is at `vram`, and appends its pieces in the BAR
+    /// to `pieces`, which is empty: by [`RangeList::push_piece`], in the order of the object.
+    ///
+    /// Called with the reservation of the object held, while the driver is bound and the device
+    /// active. May sleep, for as long as `wait` says.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC` if the aperture is full. Then windows are closed, and this is called again after
+    /// each. If all are pinned:
+    ///
+    /// - An importer gets system memory if the object may move there, and else this error, in both
+    ///   cases with the reason [`NoWindow`].
+    /// - For a page fault, and for a mapping of the kernel, an object moves to system memory if it
+    ///   may. Else the access ends in `SIGBUS`, and the mapping fails with this error.
+    ///
+    /// `EBUSY` if the device is slow, or is being reset. A page fault is then tried again; all
+    /// other callers try again for some time, and go on as above in the end, but with `ETIMEDOUT`.
+    ///
+    /// Any other error is returned as the error of the mapping; a page fault ends in `SIGBUS`.
+    ///
+    /// [`NoWindow`]: crate::drm::gem::peer::Reason::NoWindow
+    fn map(
+        reg: &RegistrationData<'_, Self>,
+        vram: &Ranges,
+        pieces: &mut RangeList,
+        wait: Wait,
+    ) -> Result<Self::Window>;
+
+    /// Closes a window: invalidates the entries of the aperture, and waits for that.
+    ///
+    /// Called with the reservation of the object held, unless the object is being freed, or the
+    /// device was unplugged. If it makes room for another object, the reservation of that object is
+    /// held as well, and for a page fault the `mmap_lock`. May sleep; takes no reservation and
+    /// allocates no memory. The device may be suspended, or have been removed by surprise: then
+    /// neither peers nor the CPU access the window any more. An importer that was invalidated and
+    /// has not unmapped may still read there by speculation, and discards what it reads.
+    ///
+    /// # Errors
+    ///
+    /// If the device does not answer. Nobody uses the window any more, but the BAR may still show
+    /// the memory: the driver makes no other window there before it knows better.
+    fn unmap(reg: &RegistrationData<'_, Self>, window: Self::Window) -> Result;
+}
+
+/// How long [`Aperture::map`] may wait for the device, and for other tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// For as long as it takes.
+    Long,
+    /// For some milliseconds: the caller is a page fault, which holds the `mmap_lock`, and which is
+    /// tried again.
+    Short,
+}
+
+type DeviceOf<T> = drm::Device<<T as DriverObject>::Driver>;
+
+/// Puts a window on the list.
+type Add<'a> = dyn FnMut(OpenWindow) + 'a;
+
+struct Functions<T: DriverObject> {
+    limit: fn(&DeviceOf<T>) -> Result<u64>,
+    map: fn(&DeviceOf<T>, &Ranges, Wait, &mut Add<'_>) -> Result,
+    close: fn(&DeviceOf<T>, &Windows, u64, Option<Holder>),
+    close_all: unsafe fn(&DeviceOf<T>, &Windows),
+}
+
+/// The windows of an [`Aperture`] as a constant of the class of objects.
+pub struct ApertureHook<T: DriverObject>(Option<Functions<T>>);
+
+impl<T: DriverObject> ApertureHook<T> {
+    /// For drivers whose BAR shows VRAM at all times.
+    pub const NONE: Self = Self(None);
+
+    /// Returns whether there are windows.
+    #[inline]
+    pub(crate) const fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Returns whether an object of `dev` that has `size` bytes can have a window. That is not so
+    /// if the driver is not bound any more.
+    pub(crate) fn fits(&self, dev: &DeviceOf<T>, size: u64) -> bool {
+        self.0
+            .as_ref()
+            .is_some_and(|functions| (functions.limit)(dev).is_ok_and(|limit| size <= limit))
+    }
+
+    /// Makes a window that shows an object of `dev`, and passes it to `add` before an unplug could
+    /// close all windows.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the driver is not bound any more.
+    /// - `E2BIG` if the object does not [fit](Self::fits).
+    /// - `EINVAL` if the pieces are not inside the BAR, or not as large as the object, or if there
+    ///   are no windows.
+    /// - Those of [`Aperture::map`].
+    pub(crate) fn map(
+        &self,
+        dev: &DeviceOf<T>,
+        vram: &Ranges,
+        wait: Wait,
+        add: &mut Add<'_>,
+    ) -> Result {
+        (self.0.as_ref().ok_or(EINVAL)?.map)(dev, vram, wait, add)
+    }
+
+    /// Removes a holder of the window of the object with the number `id`, which the driver closes
+    /// if that was the last one. Without a holder it is closed at once.
+    ///
+    /// Does nothing if the driver is not bound any more: an unplug closes all windows.
+    pub(crate) fn close(
+        &self,
+        dev: &DeviceOf<T>,
+        windows: &Windows,
+        id: u64,
+        holder: Option<Holder>,
+    ) {
+        if let Some(functions) = &self.0 {
+            (functions.close)(dev, windows, id, holder);
+        }
+    }
+
+    /// Revokes all importers, and closes all windows.
+    ///
+    /// # Safety
+    ///
+    /// `dev` must be unplugged, and its registration data still be there.
+    pub(crate) unsafe fn close_all(&self, dev: &DeviceOf<T>, windows: &Windows) {
+        if let Some(functions) = &self.0 {
+            // SAFETY: As promised by the caller.
+            unsafe { (functions.close_all)(dev, windows) };
+        }
+    }
+}
+
+/// Returns the windows of a driver with an aperture, which are in the BAR of its
+/// [exports](PeerObject::exports).
+pub const fn aperture_hook<T: Aperture + PeerObject>() -> ApertureHook<T> {
+    ApertureHook(Some(Functions {
+        limit: limit::<T>,
+        map: map::<T>,
+        close: close::<T>,
+        close_all: close_all::<T>,
+    }))
+}
+
+/// Returns the size of the largest object that can have a window.
+fn limit_of<T: Aperture + PeerObject>(reg: &RegistrationData<'_, T>) -> u64 {
+    T::exports(reg).bound().bar_len().min(T::size(reg))
+}
+
+fn limit<T: Aperture + PeerObject>(dev: &DeviceOf<T>) -> Result<u64> {
+    // SAFETY: The device is valid and of `T::Driver`.
+    unsafe { while_registered::<T::Driver, _>(dev.as_raw(), |reg| Ok(limit_of::<T>(reg))) }
+}
+
+fn map<T: Aperture + PeerObject>(
+    dev: &DeviceOf<T>,
+    vram: &Ranges,
+    wait: Wait,
+    add: &mut Add<'_>,
+) -> Result {
+    let size = vram.bytes_below(u64::MAX);
+
+    // SAFETY: The device is valid and of `T::Driver`.
+    unsafe {
+        while_registered::<T::Driver, _>(dev.as_raw(), |reg| {
+            if size > limit_of::<T>(reg) {
+                return Err(E2BIG);
+            }
+
+            // Allocated first, so that a window that was made is not lost.
+            let window = KBox::new(None::<T::Window>, GFP_KERNEL)?;
+            let mut pieces = RangeList::new();
+            let open = T::map(reg, vram, &mut pieces, wait)?;
+            let ranges = if pieces.size() as u64 == size {
+                pieces.move_to_bar(T::exports(reg).bound())
+            } else {
+                Err(EINVAL)
+            };
+
+            match ranges {
+                Ok(ranges) => {
+                    add(OpenWindow {
+                        ranges,
+                        window: with(window, open) as KBox<dyn Any + Send>,
+                    });
+                    Ok(())
+                }
+                Err(e) => {
+                    // The first error is returned.
+                    let _ = T::unmap(reg, open);
+                    Err(e)
+                }
+            }
+        })
+    }
+}
+
+/// Puts a value into a box that has none.
+fn with<W>(mut place: KBox<Option<W>>, value: W) -> KBox<Option<W>> {
+    *place = Some(value);
+    place
+}
+
+/// Has the driver close a window. Its errors are its own: the window has no user any more.
+fn unmap<T: Aperture>(reg: &RegistrationData<'_, T>, mut window: KBox<dyn Any + Send>) {
+    let window = &mut *window as &mut dyn Any;
+
+    if let Some(window) = window.downcast_mut().and_then(Option::take) {
+        let _ = T::unmap(reg, window);
+    }
+}
+
+fn close<T: Aperture>(dev: &DeviceOf<T>, windows: &Windows, id: u64, holder: Option<Holder>) {
+    // SAFETY: The device is valid and of `T::Driver`.
+    let _ = unsafe {
+        while_registered::<T::Driver, _>(dev.as_raw(), |reg| {
+            let closing = match holder {
+                Some(holder) => windows.release(id, holder),
+                None => windows.take(id),
+            };
+
+            if let Some(closing) = closing {
+                closing.close(|window| unmap::<T>(reg, window));
+            }
+            Ok(())
+        })
+    };
+}
+
+/// # Safety
+///
+/// `dev` must be unplugged, and its registration data still be there.
+unsafe fn close_all<T: Aperture + PeerObject>(dev: &DeviceOf<T>, windows: &Windows) {
+    // SAFETY: The device is valid and of `T::Driver`. It was registered, and its data is not
+    // dropped before this returns.
+    let dev: &drm::Device<T::Driver, drm::Registered> =
+        unsafe { drm::Device::from_raw(dev.as_raw()) };
+
+    dev.registration_data_with(|reg| {
+        T::exports(reg).close();
+        while let Some(closing) = windows.take_any() {
+            closing.close(|window| unmap::<T>(reg, window));
+        }
+    });
+}

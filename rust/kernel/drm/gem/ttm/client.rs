@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The data of a client, which is an open file of the device.
+//!
+//! C header: [`include/drm/drm_file.h`](srctree/include/drm/drm_file.h)
+
+use super::TtmObject;
+use crate::{
+    bindings,
+    drm::{
+        self,
+        gem::{
+            ttm::Object,
+            BaseObject,
+            IntoGEMObject, //
+        },
+        vram::{
+            charge,
+            Domain,
+            MemType, //
+        }, //
+    },
+    prelude::*,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    }, //
+};
+
+/// How much of VRAM may be pinned, in percent of what the CPU and peers see of it, for
+/// [`Device::set_pin_shares`](super::Device::set_pin_shares). 100 and more is no limit.
+///
+/// What is pinned is seen at all times. So on a device with an
+/// [`Aperture`](crate::drm::gem::aperture::Aperture) these are the shares of its windows that stay,
+/// and the rest is for page faults and for importers that can be invalidated.
+pub struct PinShares {
+    /// For all importers and clients together.
+    pub all: u64,
+    /// For one client.
+    pub client: u64,
+    /// For importers that cannot be revoked.
+    pub unrevocable: u64,
+}
+
+/// The VRAM that is pinned for one client.
+///
+/// A driver keeps one in each open file, and returns it by [`TtmObject::pins`]. As long as an
+/// object is pinned in VRAM, its size is charged once, to the client that exported it, or to the
+/// client that mapped it for direct I/O if that came first. The pin itself comes from another
+/// device, which has no file. An object that never leaves VRAM is charged from its first handle to
+/// its end, to the client that got that handle, unless the client may lock memory
+/// (`CAP_IPC_LOCK`). The account stays with the object when the client is gone, and the limit of
+/// the device still applies.
+pub struct PinAccount(Atomic<u64>);
+
+impl Default for PinAccount {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PinAccount {
+    /// Makes an account, to which nothing is charged.
+    pub const fn new() -> Self {
+        Self(Atomic::new(0))
+    }
+
+    /// Returns how much VRAM is pinned, in bytes.
+    #[inline]
+    pub fn pinned(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    /// Charges `bytes` that are about to be pinned.
+    ///
+    /// # Errors
+    ///
+    /// `EDQUOT` if the sum would exceed `limit`.
+    pub(crate) fn charge(&self, bytes: u64, limit: u64) -> Result {
+        charge(&self.0, bytes, limit)
+    }
+
+    pub(crate) fn sub(&self, bytes: u64) {
+        self.0.fetch_sub(bytes, Relaxed);
+    }
+}
+
+/// An open file of the driver of `T`.
+pub type ClientOf<T> = drm::File<<<T as drm::gem::DriverObject>::Driver as drm::Driver>::File>;
+
+/// Prints for fdinfo how much memory the objects have to which `file` has handles. Returns how many
+/// bytes of them are in VRAM that the CPU and peers see, for a key of the driver.
+///
+/// The regions are `vram0` and `system`. An object counts for the total of one of them: `vram0` if
+/// it may live there, else `system`. It is resident in the region where it is. System memory that
+/// may be swapped out is not resident. Mirrors `drm_show_memory_stats()`, which knows one region.
+pub fn show_memory_stats<T: TtmObject>(file: &ClientOf<T>, p: &mut drm::Printer) -> u64 {
+    let mut vram = bindings::drm_memory_stats::default();
+    let mut system = bindings::drm_memory_stats::default();
+    let mut seen = 0;
+    let file = file.as_raw();
+    let mut id = 0;
+
+    // SAFETY: The file is open, and the lock guards its table of objects.
+    unsafe { bindings::spin_lock(&raw mut (*file).table_lock) };
+    loop {
+        // SAFETY: The lock is held.
+        let gem = unsafe { bindings::idr_get_next(&raw mut (*file).object_idr, &mut id) };
+        if gem.is_null() {
+            break;
+        }
+        id += 1;
+
+        let gem = gem.cast::<bindings::drm_gem_object>();
+        // SAFETY: The table has objects of the driver, which are of this class, and keeps them
+        // while the lock is held.
+        let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(gem) };
+        let size = obj.size() as u64;
+
+        let total = match obj.domain() {
+            Domain::System => &mut system,
+            _ => &mut vram,
+        };
+        // SAFETY: The object is valid.
+        if unsafe { bindings::drm_gem_object_is_shared_for_memory_stats(gem) } {
+            total.shared += size;
+        } else {
+            total.private += size;
+        }
+
+        let resident = match obj.residence() {
+            Some(MemType::Vram) => &mut vram,
+            Some(MemType::Tt) => &mut system,
+            _ => continue,
+        };
+        resident.resident += size;
+        seen += obj.bytes_seen();
+        // SAFETY: The object is valid, and so is its reservation, which need not be held.
+        if !unsafe { bindings::dma_resv_test_signaled((*gem).resv, READERS) } {
+            resident.active += size;
+        }
+    }
+    // SAFETY: The lock is held.
+    unsafe { bindings::spin_unlock(&raw mut (*file).table_lock) };
+
+    for (stats, region) in [(&vram, c"vram0"), (&system, c"system")] {
+        // SAFETY: The printer and the statistics are valid, and the string is NUL terminated.
+        unsafe {
+            bindings::drm_print_memory_stats(
+                p.as_raw(),
+                stats,
+                bindings::drm_gem_object_status_DRM_GEM_OBJECT_RESIDENT
+                    | bindings::drm_gem_object_status_DRM_GEM_OBJECT_ACTIVE,
+                region.as_char_ptr(),
+            )
+        };
+    }
+    seen
+}
+
+/// An object counts as active if it has fences that a reader would wait for.
+const READERS: bindings::dma_resv_usage = bindings::dma_resv_usage_DMA_RESV_USAGE_READ;
