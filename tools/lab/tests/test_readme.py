@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Tests of what the README shows of the output of programs."""
+"""Tests of what the READMEs show of the output of programs."""
 
 import re
 import unittest
@@ -11,6 +11,7 @@ import topologies
 
 README = (pipeline.REPO / "README.md").read_text()
 TOOL = pipeline.REPO / programs.TOOL / "src"
+OF_TOOL = (pipeline.REPO / programs.TOOL / "README.rst").read_text()
 
 
 def literals(path):
@@ -40,7 +41,7 @@ class Shown(unittest.TestCase):
                              "accesses it."],
                  "ls.rs": ["held by", "(may live in", "exported by", "inode"]}
         # Lines are wrapped there.
-        readme = " ".join(README.split())
+        readme = " ".join(OF_TOOL.split())
         for name, texts in shown.items():
             for text in texts:
                 self.assertIn(text, readme)
