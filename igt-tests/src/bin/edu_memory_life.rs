@@ -81,8 +81,15 @@ fn gone(peer: &Peer) -> Outcome {
     expect_errno("a query", peer.memory_page(0), libc::ESRCH)?;
     ended("a read", peer.memory_try_read(0, &mut word), 0, libc::ESRCH)?;
     ended("a write", peer.memory_try_write(0, &word), 0, libc::ESRCH)?;
+    // The memory counts as gone before its areas are torn down.
+    let invalidated = misc::poll(LIMIT, || {
+        let counters = peer.memory_counters();
+        counters
+            .is_ok_and(|now| now.invalidations > 0)
+            .then_some(())
+    });
     check!(
-        peer.memory_counters()?.invalidations > 0,
+        invalidated.is_some(),
         "the end of the process invalidated nothing"
     );
     Ok(peer.unregister()?)
