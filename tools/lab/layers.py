@@ -135,16 +135,15 @@ class Code:
         names, paths = {}, []
         for visible, body in USE.findall(text):
             for path, name in leaves(body):
-                path = self.absolute(path, module) or path
-                names.setdefault(name, []).append(path)
-                if not (visible and path[:len(module)] == module):
-                    paths.append(path)
+                if path := self.absolute(path, module):
+                    names.setdefault(name, []).append(path)
+                    if not (visible and path[:len(module)] == module):
+                        paths.append(path)
         for path in INLINE.findall(USE.sub("", text)):
             head, *rest = path.split("::")
             own = [self.absolute((head,), module)] if head in ROOTS else []
             paths += [(*start, *rest) for start in names.get(head, own)]
-        return {self.definition(path[1:] if path[0] == "kernel" else path)
-                for path in paths if path}
+        return {self.definition(path) for path in paths if path}
 
 
 def layer_of(module):
