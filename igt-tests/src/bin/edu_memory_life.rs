@@ -82,14 +82,12 @@ fn gone(peer: &Peer) -> Outcome {
     ended("a read", peer.memory_try_read(0, &mut word), 0, libc::ESRCH)?;
     ended("a write", peer.memory_try_write(0, &word), 0, libc::ESRCH)?;
     // The memory counts as gone before its areas are torn down.
-    let invalidated = misc::poll(LIMIT, || {
-        let counters = peer.memory_counters();
-        counters
-            .is_ok_and(|now| now.invalidations > 0)
-            .then_some(())
+    let invalidated = misc::poll(LIMIT, || match peer.memory_counters() {
+        Ok(now) if now.invalidations == 0 => None,
+        told => Some(told),
     });
     check!(
-        invalidated.is_some(),
+        invalidated.transpose()?.is_some(),
         "the end of the process invalidated nothing"
     );
     Ok(peer.unregister()?)
