@@ -27,12 +27,17 @@ mod tests {
         drm::{
             gem::peer::{
                 decide,
+                placement,
                 AttachmentInfo,
                 Facts,
                 Outcome,
                 Path,
+                Placement,
                 Reason,
                 Refusals,
+                Situation,
+                State,
+                Use,
                 MAX_REFUSALS,
                 NAME_LEN, //
             },
@@ -142,6 +147,113 @@ mod tests {
             assert!((outcome.path == Path::Refused) == outcome.result().is_err());
             // The DMA-buf core warns about `EBUSY`.
             assert!(outcome.result() != Err(EBUSY));
+        }
+    }
+
+    /// How many bits a case of [`situation`] has.
+    const SITUATION_BITS: u32 = 14;
+
+    /// Makes the combination that the bits of `case` stand for.
+    fn situation(case: u32) -> (Situation, Use) {
+        let bit = |n: u32| case & (1 << n) != 0;
+        let mem_type = match (case >> 2) & 3 {
+            0 => None,
+            1 => Some(MemType::Tt),
+            2 => Some(MemType::System),
+            _ => Some(MemType::Vram),
+        };
+        let situation = Situation {
+            attached: if bit(4) {
+                Outcome::peer(Path::PeerBus)
+            } else {
+                Outcome::system(Reason::NoRoute)
+            },
+            all_peers: bit(5),
+            mapped: bit(6),
+            domain: match case & 3 {
+                0 => Domain::Vram,
+                1 => Domain::System,
+                _ => Domain::Either,
+            },
+            vram_or_fail: bit(7),
+            state: State {
+                mem_type,
+                pinned: bit(8),
+                visible: bit(9),
+            },
+            active: bit(10),
+            no_window: bit(11),
+            was_suspended: bit(12),
+        };
+
+        (situation, if bit(13) { Use::Pin } else { Use::Map })
+    }
+
+    /// Each placement has its conditions, of which one holds in each situation.
+    #[test]
+    fn all_placements() {
+        for case in 0..1 << SITUATION_BITS {
+            let (s, by) = situation(case);
+            let in_vram = s.state.mem_type == Some(MemType::Vram);
+            let vram_only = s.vram_or_fail || s.domain == Domain::Vram;
+            let reached = if in_vram {
+                s.attached.path.is_peer()
+            } else {
+                !vram_only
+            };
+            let peers_only = s.all_peers && s.active && s.domain == Domain::Either;
+            let fits = peers_only && !(s.no_window && s.mapped);
+            let free = !s.state.pinned;
+
+            assert!(match placement(&s, by) {
+                Placement::Stay => !free && reached,
+                Placement::Refuse(Reason::PinnedElsewhere) => !free && !reached,
+                Placement::Refuse(Reason::Suspended) => free && vram_only && !s.active,
+                Placement::Refuse(_) => false,
+                Placement::Move { to, or } => {
+                    free && match (to, or) {
+                        (Domain::Vram, None) => vram_only && s.active,
+                        (Domain::System, None) => !vram_only && !fits,
+                        (Domain::Vram, Some(Domain::System)) => {
+                            !vram_only && fits && by == Use::Pin
+                        }
+                        (Domain::Either, None) => !vram_only && fits && by == Use::Map,
+                        _ => false,
+                    }
+                }
+            });
+            // A mapping that skips the placement finds the object where it would be moved.
+            if free && s.state.visible && s.active && !(s.no_window && s.mapped) {
+                assert!(s.is_in_place() == (s.domain != Domain::System && (vram_only || fits)));
+            }
+        }
+    }
+
+    /// What an importer gets of a peer's object that moved has a reason.
+    #[test]
+    fn all_outcomes_of_uses() {
+        for case in 0..1 << SITUATION_BITS {
+            let (s, _) = situation(case);
+            let in_vram = s.state.mem_type == Some(MemType::Vram);
+            let vram_only = s.vram_or_fail || s.domain == Domain::Vram;
+            let first = [
+                (!s.all_peers, Reason::OtherImporter),
+                (in_vram, Reason::NoWindow),
+                (s.was_suspended, Reason::Suspended),
+                (s.state.pinned, Reason::PinnedElsewhere),
+                (s.no_window, Reason::NoWindow),
+                (true, Reason::NoVram),
+            ]
+            .into_iter()
+            .find_map(|(there, reason)| there.then_some(reason));
+
+            let expected = match first {
+                _ if !s.attached.path.is_peer() || (in_vram && !s.no_window) => s.attached,
+                Some(reason) if in_vram || vram_only => Outcome::refused(reason),
+                Some(reason) => Outcome::system(reason),
+                None => continue,
+            };
+            assert!(s.outcome() == expected);
         }
     }
 

@@ -86,13 +86,9 @@ macro_rules! peer_object {
     ($vis:vis struct Bo($args:ty); $($more:item)*) => {
         $vis struct Bo($args);
 
-        static OPS: kernel::drm::gem::peer::Ops<Bo> = kernel::drm::gem::peer::Ops::new();
-
         impl kernel::drm::gem::DriverObject for Bo {
             type Driver = Driver;
             type Args = $args;
-
-            const PRIME: kernel::drm::gem::PrimeHooks<Self> = kernel::drm::gem::peer::hooks();
 
             fn new(
                 _dev: &kernel::drm::Device<Driver>,
@@ -106,13 +102,7 @@ macro_rules! peer_object {
         impl kernel::drm::gem::peer::PeerObject for Bo {
             type Class = Object;
 
-            const OPS: &'static kernel::drm::gem::peer::Ops<Self> = &OPS;
-
-            fn exports<'a, 'bound: 'a>(
-                vram: &'a Vram<'bound>,
-            ) -> &'a kernel::drm::gem::peer::Exports<'bound, Self> {
-                &vram.exports
-            }
+            const OPS: &'static kernel::drm::gem::peer::Ops<Self> = kernel::peer_ops!(Bo);
 
             $($more)*
         }

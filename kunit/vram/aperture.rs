@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     fn count(card: &Card, event: Event, reason: Reason) -> u64 {
-        card.device().ttm.peers().get(event, reason)
+        card.device().ttm.counters().get(event, reason)
     }
 
     /// The window shows the object while the table is mapped, and is closed with it.

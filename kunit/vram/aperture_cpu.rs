@@ -469,7 +469,7 @@ mod tests {
             let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
             let map = mapped(&buf)?;
             let count = || {
-                let counters = card.device().ttm.peers();
+                let counters = card.device().ttm.counters();
 
                 counters.get(Event::MapRefused, Reason::NoWindow)
             };

@@ -23,7 +23,6 @@ use kernel::{
         devres::RegistrationInit,
         gem::{
             self,
-            peer,
             ttm::TtmObject, //
         },
         ttm::{
@@ -35,8 +34,7 @@ use kernel::{
         vram::{
             Allocator,
             Domain,
-            Ranges,
-            Window, //
+            Ranges, //
         }, //
     },
     module::this_module,
@@ -158,7 +156,6 @@ fn without_data(body: Body) -> Result {
 }
 
 struct Vram<'a> {
-    exports: peer::Exports<'a, Bo>,
     engine: CpuEngine<'a>,
 }
 
@@ -168,13 +165,10 @@ impl RegistrationInit<Driver> for Init {
     fn init<'a>(
         self,
         adev: &'a auxiliary::Device<Bound>,
-        _drm: drm::devres::Unregistered<'_, 'a, Driver>,
+        drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Vram<'a>, Error> {
-        let pdev = adev.registration_data::<ApiOf>()?.get_ref().pdev;
-
         Ok(Vram {
-            exports: peer::exports(pdev, BAR)?,
-            engine: CpuEngine::new(Window::new(pdev, BAR, MODULE)?)?,
+            engine: CpuEngine::new(drm.ttm.window(adev, MODULE)?)?,
         })
     }
 }
@@ -219,11 +213,10 @@ fn card(adev: &auxiliary::Device<Bound>, pdev: &pci::Device<Bound>) -> Result<Ca
     let drm = drm::UnregisteredDevice::<Driver>::new(
         adev,
         try_pin_init!(Data {
-            ttm <- drm::gem::ttm::Device::new(Allocator::new(0..size)?),
+            ttm <- drm::gem::ttm::Device::new(adev, BAR, size, Allocator::new(0..size)?),
         }),
     )?;
 
-    drm::gem::ttm::Device::<Bo>::setup(&drm, pdev, BAR, size)?;
     drm.ttm.set_pin_limit(size);
     Card::new(adev, drm, Init, 0)
 }

@@ -27,7 +27,6 @@ use kernel::{
                 mapping_hooks,
                 Address, //
             },
-            peer,
             ttm::TtmObject,
             BaseObject,
             Held,
@@ -372,7 +371,6 @@ impl Control {
 
 /// The data of the DRM device while it is registered.
 pub(crate) struct Vram<'a> {
-    exports: peer::Exports<'a, Bo>,
     engine: CpuEngine<'a>,
     control: Arc<Control>,
     /// How many engines there are.
@@ -389,7 +387,6 @@ impl RegistrationInit<Driver> for Init {
         _drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Vram<'a>, Error> {
         Ok(Vram {
-            exports: peer::exports(pdev, BAR)?,
             engine: CpuEngine::new(Window::new(pdev, BAR, c"vram_kunit")?)?,
             control: self.0,
             engines: self.1,
@@ -601,11 +598,10 @@ impl Card {
         let drm = drm::UnregisteredDevice::<Driver>::new(
             pdev,
             try_pin_init!(Data {
-                ttm <- drm::gem::ttm::Device::with_engines(allocator, names),
+                ttm <- drm::gem::ttm::Device::with_engines(pdev, BAR, visible, allocator, names),
             }),
         )?;
 
-        drm::gem::ttm::Device::<Bo>::setup(&drm, pdev, BAR, visible)?;
         // The tests look at the content through mappings of the kernel, which pin.
         drm.ttm.set_pin_limit(size);
         Ok(Self {

@@ -315,12 +315,10 @@ mod tests {
         with_device(|pdev| {
             let names = [c"engine"; MAX_ENGINES + 1];
             let make = |names: &[&CStr]| -> Result {
-                let allocator = Allocator::new(0..PAGE)?;
+                let vram = Allocator::new(0..PAGE)?;
+                let device = drm::gem::ttm::Device::<Bo>::with_engines(pdev, BAR, 0, vram, names);
 
-                KBox::pin_init(
-                    drm::gem::ttm::Device::<Bo>::with_engines(allocator, names),
-                    GFP_KERNEL,
-                )?;
+                KBox::pin_init(device, GFP_KERNEL)?;
                 Ok(())
             };
 

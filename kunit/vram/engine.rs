@@ -55,7 +55,7 @@ mod tests {
     fn place_of(object: &Object) -> Result<Option<MemType>> {
         let place = mem_type(object)?;
 
-        check_eq!(object.residence(), place);
+        check_eq!(object.last_placement(), place);
         Ok(place)
     }
 

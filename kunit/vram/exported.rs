@@ -110,7 +110,7 @@ mod tests {
     }
 
     fn count(card: &Card, event: Event, reason: Reason) -> u64 {
-        card.ttm().peers().get(event, reason)
+        card.ttm().counters().get(event, reason)
     }
 
     /// Returns whether a mapping leads to the place of an object in VRAM.

@@ -58,7 +58,6 @@ struct Notified {
 }
 
 struct Vram<'a> {
-    exports: peer::Exports<'a, Bo>,
     window: Window<'a>,
     notified: Arc<Notified>,
 }
@@ -72,7 +71,6 @@ impl RegistrationInit<Driver> for Init {
         _drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Vram<'a>, Error> {
         Ok(Vram {
-            exports: peer::exports(pdev, BAR)?,
             window: Window::new(pdev, BAR, c"vram_kunit")?,
             notified: self.0,
         })
@@ -199,10 +197,9 @@ mod tests {
             },
             GFP_KERNEL,
         )?;
-        let vram = gem::vram::Device::new(Allocator::new(0..size)?)?;
+        let vram = gem::vram::Device::new(pdev, BAR, visible, Allocator::new(0..size)?)?;
         let drm = drm::UnregisteredDevice::<Driver>::new(pdev, Ok(Data { vram }))?;
 
-        gem::vram::Device::<Bo>::setup(&drm, pdev, BAR, visible)?;
         let card = drm::devres::Registration::new(pdev, drm, Init(notified.clone()), 0)?;
         Ok((card, notified))
     }
@@ -238,7 +235,7 @@ mod tests {
             let large = Object::new(card.device(), (size + PAGE) as usize, ())?;
             let refused = Attachment::new(export_any(&*large)?, pdev.as_ref(), prompt());
             let at = Attachment::new(export_any(&*object)?, pdev.as_ref(), prompt())?;
-            let counters = card.device().vram.peers();
+            let counters = card.device().vram.counters();
 
             check_eq!(refused.err(), Some(EOPNOTSUPP));
             check_eq!(counters.get(Event::AttachRefused, Reason::OutsideBar), 1);

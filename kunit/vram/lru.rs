@@ -196,7 +196,7 @@ mod tests {
             }
             check_eq!(peer::attachments::<Bo>(&bench.older)?.len(), 0);
             let found = bench.card.ttm().object(bench.older.id()).ok_or(ENOENT)?;
-            check_eq!(found.residence(), Some(MemType::Vram));
+            check_eq!(found.last_placement(), Some(MemType::Vram));
             drop((found, buf));
             check!(!bench.stays()?);
             Ok(())
@@ -323,7 +323,9 @@ mod tests {
                 let has_room =
                     Meanwhile::new(move || drm.ttm.make_room(all, &mut OpCtx::uninterruptible()))?;
                 // The worker waits for the newer object as soon as it has moved the older one.
-                check!(worker::soon(|| bench.older.residence() == Some(MemType::Tt)));
+                check!(worker::soon(
+                    || bench.older.last_placement() == Some(MemType::Tt)
+                ));
                 worker::pause();
                 let (mut pinned, mut mapped) = (None, None);
                 match round % 2 {

@@ -13,8 +13,7 @@ mod tests {
             Asleep,
             Bo,
             Card,
-            Object,
-            BAR, //
+            Object, //
         },
         importer::prompt, //
     };
@@ -37,10 +36,7 @@ mod tests {
             vram::Domain, //
         },
         faux,
-        pci::{
-            self,
-            p2pdma::MapType, //
-        },
+        pci::p2pdma::MapType,
         prelude::*, //
     };
 
@@ -49,13 +45,12 @@ mod tests {
 
     /// Asks for the outcome for `client`, attaches it, and returns the answer if both agree.
     fn ask_and_attach(
-        pdev: &pci::Device<Bound>,
+        card: &Card,
         object: &Object,
         client: &Device<Bound>,
     ) -> Result<query::Answer> {
         let importer = query::Importer::new(client, query::Class::new(CLASS)?);
-        let provider = pdev.p2pdma_provider(BAR)?;
-        let answer = query::of_object::<Bo>(object, &provider, &importer)?;
+        let answer = card.registered(|drm| query::of_object::<Bo>(object, drm, &importer))?;
         check_eq!(attachments::<Bo>(object)?.len(), 0);
 
         let buf = export(object)?;
@@ -91,27 +86,25 @@ mod tests {
                 (Domain::System, Outcome::system(Reason::NotPci)),
             ] {
                 let object = card.object(1, &domain.places(), domain)?;
-                let answer = ask_and_attach(pdev, &object, client)?;
+                let answer = ask_and_attach(&card, &object, client)?;
 
                 check_eq!(answer.outcome, outcome);
                 check!(answer.decision.is_none());
 
                 // The answer does not depend on which device it is.
                 let importer = query::Importer::not_pci(query::Class::new(CLASS)?);
-                let provider = pdev.p2pdma_provider(BAR)?;
-                let any = query::of_object::<Bo>(&object, &provider, &importer)?;
+                let any = card.registered(|drm| query::of_object::<Bo>(&object, drm, &importer))?;
                 check_eq!(any.outcome, outcome);
                 check_eq!(any.distance, None);
                 check!(any.decision.is_none());
             }
 
             let class = query::Class::new(CLASS)?;
-            let provider = pdev.p2pdma_provider(BAR)?;
             for importer in [
                 query::Importer::new(client, class),
                 query::Importer::not_pci(class),
             ] {
-                let answer = query::of_vram::<Bo>(card.ttm(), pdev.as_ref(), &provider, &importer);
+                let answer = card.registered(|drm| Ok(query::of_vram::<Bo>(drm, &importer)))?;
                 check_eq!(answer.outcome, Outcome::refused(Reason::NotPci));
             }
             Ok(())
@@ -136,7 +129,7 @@ mod tests {
                 // The reason for an object that is never in VRAM is another one.
                 Outcome::system(Reason::SystemOnly),
             ]) {
-                let answer = ask_and_attach(pdev, object, dev)?;
+                let answer = ask_and_attach(&card, object, dev)?;
 
                 check_eq!(answer.outcome, outcome);
                 // The answer has the route in spite of that.
@@ -145,12 +138,11 @@ mod tests {
                 check_eq!(decision.bridge, Some(pdev.address()));
             }
             let importer = query::Importer::new(dev, query::Class::new(CLASS)?);
-            let provider = pdev.p2pdma_provider(BAR)?;
             let of_vram =
-                || query::of_vram::<Bo>(card.ttm(), pdev.as_ref(), &provider, &importer).outcome;
-            check_eq!(of_vram(), Outcome::refused(Reason::Suspended));
+                || card.registered(|drm| Ok(query::of_vram::<Bo>(drm, &importer).outcome));
+            check_eq!(of_vram(), Ok(Outcome::refused(Reason::Suspended)));
             drop(asleep);
-            check_eq!(of_vram(), Outcome::peer(Path::PeerBus));
+            check_eq!(of_vram(), Ok(Outcome::peer(Path::PeerBus)));
             Ok(())
         })
     }
@@ -167,7 +159,7 @@ mod tests {
                 (Domain::System, Outcome::system(Reason::SystemOnly)),
             ] {
                 let object = card.encoded(domain)?;
-                let answer = ask_and_attach(pdev, &object, pdev.as_ref())?;
+                let answer = ask_and_attach(&card, &object, pdev.as_ref())?;
 
                 check_eq!(answer.outcome, outcome);
             }

@@ -40,7 +40,6 @@ use kernel::{
                 ApertureHook,
                 Wait, //
             },
-            peer,
             ttm::TtmObject, //
         },
         ttm::{
@@ -367,7 +366,6 @@ impl PinnedDrop for Slots {
 pub(crate) struct Shown(KVec<usize>);
 
 pub(crate) struct Vram<'a> {
-    exports: peer::Exports<'a, Bo>,
     engine: CpuEngine<'a>,
     aperture: Arc<Slots>,
 }
@@ -381,7 +379,6 @@ impl RegistrationInit<Driver> for Init {
         _drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Vram<'a>, Error> {
         Ok(Vram {
-            exports: peer::exports(pdev, BAR)?,
             engine: CpuEngine::new(Window::new(pdev, BAR, c"vram_kunit")?)?,
             aperture: self.0,
         })
@@ -444,11 +441,10 @@ pub(crate) fn card_showing(pdev: &pci::Device<Bound>, visible: u64) -> Result<(C
     let drm = drm::UnregisteredDevice::<Driver>::new(
         pdev,
         try_pin_init!(Data {
-            ttm <- drm::gem::ttm::Device::new(Allocator::new(0..size)?),
+            ttm <- drm::gem::ttm::Device::new(pdev, BAR, visible, Allocator::new(0..size)?),
         }),
     )?;
 
-    drm::gem::ttm::Device::<Bo>::setup(&drm, pdev, BAR, visible)?;
     // The tests look at bytes by mappings, which pin.
     drm.ttm.set_pin_limit(size);
     Ok((Card::new(pdev, drm, Init(aperture.clone()), 0)?, aperture))

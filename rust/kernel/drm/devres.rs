@@ -78,6 +78,20 @@ pub trait RegistrationInit<T: Driver> {
     ) -> impl PinInit<T::RegistrationData<'a>, Error>;
 }
 
+/// For drivers without registration data.
+impl<T> RegistrationInit<T> for ()
+where
+    for<'a> T: Driver<RegistrationData<'a> = ()>,
+{
+    fn init<'a>(
+        self,
+        _parent: &'a T::ParentDevice<Bound>,
+        _drm: Unregistered<'_, 'a, T>,
+    ) -> impl PinInit<(), Error> {
+        Ok::<_, Error>(())
+    }
+}
+
 /// A DRM device that is registered until the value is dropped, or its parent device is unbound.
 ///
 /// Either unplugs the DRM device (see [`drm::Registration`]), which waits for all

@@ -19,7 +19,6 @@ use kernel::{
         ioctl,
         vram::Window, //
     },
-    pci,
     prelude::*,
     uapi, //
 };
@@ -45,10 +44,8 @@ pub(crate) struct Data {
     pub(crate) vram: gem::vram::Device<BoData>,
 }
 
-/// Data that exists while the driver is bound. The fields are dropped in this order.
+/// Data that exists while the driver is bound.
 pub(crate) struct Bound<'a> {
-    /// The exported buffers, which are revoked before VRAM becomes inaccessible.
-    pub(crate) exports: peer::Exports<'a, BoData>,
     /// The mapping by which the CPU accesses VRAM.
     pub(crate) window: Window<'a>,
 }
@@ -60,13 +57,10 @@ impl RegistrationInit<Driver> for Init {
     fn init<'a>(
         self,
         adev: &'a auxiliary::Device<device::Bound>,
-        _drm: drm::devres::Unregistered<'_, 'a, Driver>,
+        drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Bound<'a>, Error> {
-        let pdev: &pci::Device<device::Bound> = adev.parent().try_into()?;
-
         Ok(Bound {
-            exports: peer::exports(pdev, BAR)?,
-            window: Window::new(pdev, BAR, MODULE)?,
+            window: drm.vram.window(adev, MODULE)?,
         })
     }
 }
@@ -89,11 +83,9 @@ impl auxiliary::Driver for Driver {
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         let adev: &auxiliary::Device<device::Bound> = adev;
         let api = adev.registration_data::<ApiOf>()?.get_ref();
-        let pdev: &pci::Device<device::Bound> = adev.parent().try_into()?;
-        let vram = gem::vram::Device::new(api.vram.clone())?;
+        let vram = gem::vram::Device::new(adev, BAR, api.vram.size(), api.vram.clone())?;
         let drm = drm::UnregisteredDevice::<Self>::new(adev, Ok(Data { vram }))?;
 
-        gem::vram::Device::<BoData>::setup(&drm, pdev, BAR, pdev.resource_len(BAR)?)?;
         drm::devres::Registration::new(adev, drm, Init, 0)
     }
 }

@@ -31,13 +31,9 @@ pub(crate) type Bo = gem::vram::Object<BoData>;
 /// The driver's part of an object: nothing.
 pub(crate) struct BoData;
 
-static PEER_OPS: peer::Ops<BoData> = peer::Ops::new();
-
 impl DriverObject for BoData {
     type Driver = Driver;
     type Args = ();
-
-    const PRIME: gem::PrimeHooks<Self> = peer::hooks();
 
     fn new(_dev: &drm::Device<Driver>, _size: usize, _args: ()) -> impl PinInit<Self, Error> {
         Ok::<_, Error>(Self)
@@ -61,9 +57,5 @@ impl VramObject for BoData {
 impl PeerObject for BoData {
     type Class = Bo;
 
-    const OPS: &'static peer::Ops<Self> = &PEER_OPS;
-
-    fn exports<'a, 'bound: 'a>(bound: &'a Bound<'bound>) -> &'a peer::Exports<'bound, Self> {
-        &bound.exports
-    }
+    const OPS: &'static peer::Ops<Self> = kernel::peer_ops!(BoData);
 }

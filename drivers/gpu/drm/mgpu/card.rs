@@ -21,8 +21,7 @@ use kernel::{
         ttm::{
             CopyQueue,
             CpuView, //
-        },
-        vram::Window, //
+        }, //
     },
     pci,
     prelude::*,
@@ -71,8 +70,6 @@ pub(crate) struct Data {
 
 /// Data that exists while the driver is bound. The fields are dropped in this order.
 pub(crate) struct Bound<'a> {
-    /// The exported buffers, which are revoked before VRAM becomes inaccessible.
-    pub(crate) exports: peer::Exports<'a, BoData>,
     /// The compute engine, which works on virtual addresses. Moves depend on its jobs.
     pub(crate) compute: ComputeEngine<'a>,
     /// The copy engine, which moves and copies the content of objects, with the CPU's view of the
@@ -124,12 +121,11 @@ impl RegistrationInit<Driver> for Init {
         let pdev: &pci::Device<device::Bound> = adev.parent().try_into()?;
 
         Ok(Bound {
-            exports: peer::exports(pdev, BAR)?,
             compute: ComputeEngine(engine::new_ring(adev.as_ref(), &self.0)?),
             engine: CopyEngine {
                 ring: engine::new_ring(adev.as_ref(), &self.0)?,
                 view: CpuView::with_scratch(
-                    Window::new(pdev, BAR, MODULE)?,
+                    drm.ttm.window(adev, MODULE)?,
                     self.0.aperture.clone(),
                 )?,
                 recovery: self.0.recovery.clone(),
@@ -161,18 +157,16 @@ impl auxiliary::Driver for Driver {
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         let adev: &auxiliary::Device<device::Bound> = adev;
         let gpu = &adev.registration_data::<ApiOf>()?.get_ref().gpu;
-        let pdev: &pci::Device<device::Bound> = adev.parent().try_into()?;
         gpu.begin_jobs()?;
         let vram = gpu.vram.clone();
         let visible = gpu.aperture.len().min(vram.size());
         let drm = drm::UnregisteredDevice::<Self>::new(
             adev,
             try_pin_init!(Data {
-                ttm <- gem::ttm::Device::new(vram),
+                ttm <- gem::ttm::Device::new(adev, BAR, visible, vram),
             }),
         )?;
 
-        gem::ttm::Device::<BoData>::setup(&drm, pdev, BAR, visible)?;
         drm.ttm.set_pin_shares(&PinShares {
             all: module_parameters::pin_percent.value(),
             client: module_parameters::client_pin_percent.value(),

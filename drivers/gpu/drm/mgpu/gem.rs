@@ -91,13 +91,9 @@ impl BoData {
     }
 }
 
-static PEER_OPS: peer::Ops<BoData> = peer::Ops::new();
-
 impl DriverObject for BoData {
     type Driver = Driver;
     type Args = Self;
-
-    const PRIME: gem::PrimeHooks<Self> = peer::hooks();
 
     fn new(_dev: &Device, _size: usize, args: Self) -> impl PinInit<Self, Error> {
         Ok::<_, Error>(args)
@@ -183,11 +179,7 @@ impl TtmObject for BoData {
 impl PeerObject for BoData {
     type Class = Bo;
 
-    const OPS: &'static peer::Ops<Self> = &PEER_OPS;
-
-    fn exports<'a, 'bound: 'a>(bound: &'a Bound<'bound>) -> &'a peer::Exports<'bound, Self> {
-        &bound.exports
-    }
+    const OPS: &'static peer::Ops<Self> = kernel::peer_ops!(BoData);
 
     fn vram_or_fail(&self) -> bool {
         self.vram_or_fail

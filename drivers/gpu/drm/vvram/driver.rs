@@ -85,8 +85,6 @@ pub(crate) struct VvramData {
 
 /// Data that exists while the driver is bound. The fields are dropped in this order.
 pub(crate) struct BoundData<'a> {
-    /// The exported buffers, which are revoked before VRAM becomes inaccessible.
-    pub(crate) exports: peer::Exports<'a, BoData>,
     /// The device-private memory of processes, which moves back before VRAM becomes inaccessible.
     pub(crate) svm: Option<pagemap::Registration<'a, Svm>>,
     /// The struct pages of the BAR, if it has some.
@@ -112,16 +110,14 @@ impl RegistrationInit<VvramDriver> for Bind<'_> {
         pdev: &'a pci::Device<device::Bound>,
         drm: drm::devres::Unregistered<'_, 'a, VvramDriver>,
     ) -> impl PinInit<BoundData<'a>, Error> {
-        let bar = self.variant.vram_bar();
         let pages = self.pages.map(|pages| pages.of(pdev)).transpose()?;
-        let engine = self.variant.engine(pdev)?;
+        let engine = self.variant.engine(drm.ttm.window(pdev, c"vvram")?)?;
         let memory = svm::Memory {
             vram: self.vram,
             engine: engine.clone(),
         };
 
         Ok(BoundData {
-            exports: peer::exports(pdev, bar)?,
             svm: svm::register(&drm, pages.clone(), self.visible, memory)?,
             pages,
             engine,
@@ -244,11 +240,10 @@ fn make_card(
         pdev,
         try_pin_init!(VvramData {
             _holes: layout::holes(&of_objects)?,
-            ttm <- gem::ttm::Device::new(of_objects),
+            ttm <- gem::ttm::Device::new(pdev, variant.vram_bar(), cpu_visible, of_objects),
             mapped: Mapped::new()?,
         }),
     )?;
-    gem::ttm::Device::<BoData>::setup(&drm, pdev, variant.vram_bar(), cpu_visible)?;
     drm.ttm.set_pin_shares(&PinShares {
         all: module_parameters::pin_percent.value(),
         client: module_parameters::client_pin_percent.value(),

@@ -81,13 +81,9 @@ impl BoData {
     }
 }
 
-static PEER_OPS: peer::Ops<BoData> = peer::Ops::new();
-
 impl DriverObject for BoData {
     type Driver = VvramDriver;
     type Args = Self;
-
-    const PRIME: gem::PrimeHooks<Self> = peer::hooks();
 
     fn new(_dev: &VvramDevice, _size: usize, args: Self) -> impl PinInit<Self, Error> {
         Ok::<_, Error>(args)
@@ -149,14 +145,10 @@ impl TtmObject for BoData {
 impl PeerObject for BoData {
     type Class = Bo;
 
-    const OPS: &'static peer::Ops<Self> = &PEER_OPS;
+    const OPS: &'static peer::Ops<Self> = kernel::peer_ops!(BoData);
 
     // The CPU does the copies, through the BAR.
     const ORDER: peer::Order = peer::Order::Report;
-
-    fn exports<'a, 'bound: 'a>(bound: &'a BoundData<'bound>) -> &'a peer::Exports<'bound, Self> {
-        &bound.exports
-    }
 
     fn vram_or_fail(&self) -> bool {
         self.vram_or_fail

@@ -50,8 +50,8 @@ pub(crate) trait Variant: Sync {
         self.cpu_visible_size(pdev)
     }
 
-    /// Prepares the device for work on VRAM.
-    fn engine<'a>(&self, pdev: &'a pci::Device<Bound>) -> Result<Arc<dyn Engine + 'a>>;
+    /// Makes the engine, which works on VRAM through `window`.
+    fn engine<'a>(&self, window: Window<'a>) -> Result<Arc<dyn Engine + 'a>>;
 }
 
 /// How a device works on its VRAM, while the driver is bound.
@@ -96,9 +96,7 @@ impl Variant for Ivshmem {
         2
     }
 
-    fn engine<'a>(&self, pdev: &'a pci::Device<Bound>) -> Result<Arc<dyn Engine + 'a>> {
-        let window = Window::new(pdev, self.vram_bar(), c"vvram")?;
-
+    fn engine<'a>(&self, window: Window<'a>) -> Result<Arc<dyn Engine + 'a>> {
         Ok(Arc::new(CpuEngine::new(window)?, GFP_KERNEL)?)
     }
 }

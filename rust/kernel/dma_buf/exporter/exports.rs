@@ -638,6 +638,16 @@ impl<E: Exporter> ExportsHandle<E> {
         })
     }
 
+    /// Returns the list, for a caller that knows that the driver is bound.
+    ///
+    /// # Safety
+    ///
+    /// The driver must be bound until the reference ends. No buffer may be exported once the list
+    /// was closed.
+    pub(crate) unsafe fn assume_bound(&self) -> &Exports<'static, E> {
+        &self.0
+    }
+
     /// Revokes the buffers that were exported so far, and waits until they are not mapped: the device
     /// is about to be reset. Others may be exported once it was.
     ///

@@ -25,7 +25,7 @@
 //! window is needed for another object. The CPU does not access objects of
 //! [`gem::vram`](crate::drm::gem::vram).
 //!
-//! With windows, the `visible` bytes of [`setup`](crate::drm::gem::vram::Device::setup) are the
+//! With windows, the `visible` bytes of [`Vram`](crate::drm::gem::peer::Vram::visible) are the
 //! bytes that statistics count as seen, those of which the limits of pins are shares, and the place
 //! where an object of `gem::vram` is put first.
 //! Copies by the CPU, such as those of [`CpuEngine`](crate::drm::ttm::CpuEngine), use the
@@ -52,17 +52,21 @@ use crate::{
         devres::while_registered,
         gem::{
             mappings::RegistrationData,
-            peer::PeerObject,
+            peer::{
+                Backing,
+                PeerObject, //
+            },
             DriverObject, //
         },
         vram::Ranges, //
     },
+    pci::p2pdma::Provider,
     prelude::*, //
 };
 use core::any::Any;
 
 /// A driver whose BAR shows VRAM through windows.
-pub trait Aperture: DriverObject {
+pub trait Aperture: PeerObject {
     /// The driver's part of a window, until [`Self::unmap`] gets it back.
     type Window: Send + 'static;
 
@@ -201,7 +205,7 @@ impl<T: DriverObject> ApertureHook<T> {
         }
     }
 
-    /// Revokes all importers, and closes all windows.
+    /// Closes all windows. All importers are revoked.
     ///
     /// # Safety
     ///
@@ -214,9 +218,8 @@ impl<T: DriverObject> ApertureHook<T> {
     }
 }
 
-/// Returns the windows of a driver with an aperture, which are in the BAR of its
-/// [exports](PeerObject::exports).
-pub const fn aperture_hook<T: Aperture + PeerObject>() -> ApertureHook<T> {
+/// Returns the windows of a driver with an aperture, which are in the BAR that shows VRAM.
+pub const fn aperture_hook<T: Aperture>() -> ApertureHook<T> {
     ApertureHook(Some(Functions {
         limit: limit::<T>,
         map: map::<T>,
@@ -225,57 +228,63 @@ pub const fn aperture_hook<T: Aperture + PeerObject>() -> ApertureHook<T> {
     }))
 }
 
-/// Returns the size of the largest object that can have a window.
-fn limit_of<T: Aperture + PeerObject>(reg: &RegistrationData<'_, T>) -> u64 {
-    T::exports(reg).bound().bar_len().min(T::size(reg))
-}
-
-fn limit<T: Aperture + PeerObject>(dev: &DeviceOf<T>) -> Result<u64> {
-    // SAFETY: The device is valid and of `T::Driver`.
-    unsafe { while_registered::<T::Driver, _>(dev.as_raw(), |reg| Ok(limit_of::<T>(reg))) }
-}
-
-fn map<T: Aperture + PeerObject>(
+/// Calls `f` with the BAR of the windows and the registration data, while the driver is bound.
+///
+/// # Errors
+///
+/// `ENODEV` if it is not, and what `f` returns.
+fn with_bar<T: Aperture, R>(
     dev: &DeviceOf<T>,
-    vram: &Ranges,
-    wait: Wait,
-    add: &mut Add<'_>,
-) -> Result {
+    f: impl FnOnce(&Provider<'_>, &RegistrationData<'_, T>) -> Result<R>,
+) -> Result<R> {
+    let vram = T::Class::vram_of(dev);
+
+    // SAFETY: The device is valid and of `T::Driver`. It is registered while the closure runs.
+    unsafe { while_registered::<T::Driver, _>(dev.as_raw(), |reg| f(vram.provider(), reg)) }
+}
+
+/// Returns the size of the largest object that can have a window.
+fn limit_of<T: Aperture>(bar: &Provider<'_>, reg: &RegistrationData<'_, T>) -> u64 {
+    bar.bar_len().min(T::size(reg))
+}
+
+fn limit<T: Aperture>(dev: &DeviceOf<T>) -> Result<u64> {
+    with_bar::<T, _>(dev, |bar, reg| Ok(limit_of::<T>(bar, reg)))
+}
+
+fn map<T: Aperture>(dev: &DeviceOf<T>, vram: &Ranges, wait: Wait, add: &mut Add<'_>) -> Result {
     let size = vram.bytes_below(u64::MAX);
 
-    // SAFETY: The device is valid and of `T::Driver`.
-    unsafe {
-        while_registered::<T::Driver, _>(dev.as_raw(), |reg| {
-            if size > limit_of::<T>(reg) {
-                return Err(E2BIG);
-            }
+    with_bar::<T, _>(dev, |bar, reg| {
+        if size > limit_of::<T>(bar, reg) {
+            return Err(E2BIG);
+        }
 
-            // Allocated first, so that a window that was made is not lost.
-            let window = KBox::new(None::<T::Window>, GFP_KERNEL)?;
-            let mut pieces = RangeList::new();
-            let open = T::map(reg, vram, &mut pieces, wait)?;
-            let ranges = if pieces.size() as u64 == size {
-                pieces.move_to_bar(T::exports(reg).bound())
-            } else {
-                Err(EINVAL)
-            };
+        // Allocated first, so that a window that was made is not lost.
+        let window = KBox::new(None::<T::Window>, GFP_KERNEL)?;
+        let mut pieces = RangeList::new();
+        let open = T::map(reg, vram, &mut pieces, wait)?;
+        let ranges = if pieces.size() as u64 == size {
+            pieces.move_to_bar(bar)
+        } else {
+            Err(EINVAL)
+        };
 
-            match ranges {
-                Ok(ranges) => {
-                    add(OpenWindow {
-                        ranges,
-                        window: with(window, open) as KBox<dyn Any + Send>,
-                    });
-                    Ok(())
-                }
-                Err(e) => {
-                    // The first error is returned.
-                    let _ = T::unmap(reg, open);
-                    Err(e)
-                }
+        match ranges {
+            Ok(ranges) => {
+                add(OpenWindow {
+                    ranges,
+                    window: with(window, open) as KBox<dyn Any + Send>,
+                });
+                Ok(())
             }
-        })
-    }
+            Err(e) => {
+                // The first error is returned.
+                let _ = T::unmap(reg, open);
+                Err(e)
+            }
+        }
+    })
 }
 
 /// Puts a value into a box that has none.
@@ -313,14 +322,13 @@ fn close<T: Aperture>(dev: &DeviceOf<T>, windows: &Windows, id: u64, holder: Opt
 /// # Safety
 ///
 /// `dev` must be unplugged, and its registration data still be there.
-unsafe fn close_all<T: Aperture + PeerObject>(dev: &DeviceOf<T>, windows: &Windows) {
+unsafe fn close_all<T: Aperture>(dev: &DeviceOf<T>, windows: &Windows) {
     // SAFETY: The device is valid and of `T::Driver`. It was registered, and its data is not
     // dropped before this returns.
     let dev: &drm::Device<T::Driver, drm::Registered> =
         unsafe { drm::Device::from_raw(dev.as_raw()) };
 
     dev.registration_data_with(|reg| {
-        T::exports(reg).close();
         while let Some(closing) = windows.take_any() {
             closing.close(|window| unmap::<T>(reg, window));
         }

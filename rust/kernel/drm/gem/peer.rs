@@ -3,11 +3,10 @@
 //! The export policy for GEM objects in VRAM: which importer reaches them, how, or the reason why
 //! it does not.
 //!
-//! A driver implements [`PeerObject`] for its objects, keeps an [`Exports`] in its registration
-//! data, and sets [`DriverObject::PRIME`](super::DriverObject::PRIME) to [`hooks`]. The class of
-//! the objects, a [`Backing`], says where they are and whether they move: [`gem::ttm`](super::ttm)
-//! has objects that TTM moves, [`gem::vram`](super::vram) objects that stay in VRAM. They are then
-//! exported as dma-bufs:
+//! A driver implements [`PeerObject`] for its objects. Their class, a [`Backing`], says where they
+//! are and whether they move: [`gem::ttm`](super::ttm) has objects that TTM moves,
+//! [`gem::vram`](super::vram) objects that stay in VRAM. It keeps the [`Vram`] of the device, with
+//! the list of exported buffers. Objects are exported as dma-bufs:
 //!
 //! - When an importer attaches, the path to it is measured and [`decide`] says what it gets: peer
 //!   to peer by bus address, peer to peer through the host bridge, system memory, or a refusal with
@@ -59,12 +58,10 @@ mod prime;
 pub mod query;
 mod reason;
 pub(crate) mod trace;
+mod vram;
 
 pub use self::{
-    backing::{
-        Backing,
-        Vram, //
-    },
+    backing::Backing,
     counters::{
         Counters,
         Event, //
@@ -89,14 +86,24 @@ pub use self::{
     origin::Client,
     policy::{
         decide,
+        placement,
+        placement_without_window,
         Facts,
-        Outcome, //
+        Outcome,
+        Placement,
+        Situation,
+        State,
+        Use, //
     },
-    prime::hooks,
     reason::{
         Order,
         Path,
         Reason, //
+    },
+    vram::{
+        Parent,
+        ParentOf,
+        Vram, //
     }, //
 };
 
@@ -109,6 +116,10 @@ pub(super) use self::{
     origin::{
         handle_to_fd,
         Process, //
+    },
+    prime::{
+        export_callback,
+        import_callback, //
     }, //
 };
 use self::{
@@ -117,10 +128,8 @@ use self::{
 };
 use super::DriverObject;
 use crate::{
-    device::Bound,
     dma_buf,
     drm,
-    pci,
     prelude::*, //
 };
 
@@ -133,17 +142,12 @@ pub trait PeerObject: DriverObject<Driver: drm::Driver<Object = Self::Class>> {
 
     /// The table of dma-buf operations of this class.
     ///
-    /// It refers to a `static` of the driver, see [`Exporter::OPS`](dma_buf::Exporter::OPS): the
-    /// driver recognizes its own buffers by the address.
+    /// [`peer_ops!`](crate::peer_ops) makes it, a `static` of the driver: buffers are recognized by
+    /// its address, see [`Exporter::OPS`](dma_buf::Exporter::OPS).
     const OPS: &'static Ops<Self>;
 
     /// When work of the device reads what a peer has written. The default is right for any device.
     const ORDER: Order = Order::Flush;
-
-    /// Returns the list of exported buffers, which the driver keeps in its registration data.
-    fn exports<'a, 'bound: 'a>(
-        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'bound>,
-    ) -> &'a Exports<'bound, Self>;
 
     /// Returns whether importers get the object in VRAM or not at all.
     ///
@@ -178,8 +182,16 @@ type Object<T> = <T as PeerObject>::Class;
 /// The table of dma-buf operations of a class of objects.
 pub type Ops<T> = dma_buf::Ops<GemExport<T>>;
 
-/// The list of the exported buffers of a bound driver. Dropping it revokes them all.
-pub type Exports<'a, T> = dma_buf::Exports<'a, GemExport<T>>;
+/// Makes the table of dma-buf operations of a class of objects, for [`PeerObject::OPS`].
+///
+/// Its argument is the driver's part of the objects.
+#[macro_export]
+macro_rules! peer_ops {
+    ($object:ty) => {{
+        static OPS: $crate::drm::gem::peer::Ops<$object> = $crate::drm::gem::peer::Ops::new();
+        &OPS
+    }};
+}
 
 /// Makes what peers have written to an object in VRAM visible to work of its device that is queued
 /// from now on. The caller knows that the peers are done.
@@ -195,19 +207,4 @@ pub type Exports<'a, T> = dma_buf::Exports<'a, GemExport<T>>;
 /// - `EINTR` if a signal is pending.
 pub fn flush_writes<T: PeerObject>(obj: &T::Class) -> Result {
     with_reserved(obj, true, |object| T::Class::flush(object))
-}
-
-/// Makes an empty list of exported buffers for the driver of `pdev`, whose BAR `bar` is VRAM.
-///
-/// [`enable_p2pdma`](pci::Device::enable_p2pdma) must be called before. The list belongs into the
-/// registration data of the DRM device, before all that is needed to access VRAM, so that it is
-/// dropped first.
-///
-/// # Errors
-///
-/// - `EINVAL` if there is no such BAR or it is not a memory BAR.
-/// - `ENXIO` if peer-to-peer was not enabled.
-/// - `ENOMEM` if memory runs out.
-pub fn exports<T: PeerObject>(pdev: &pci::Device<Bound>, bar: u32) -> Result<Exports<'_, T>> {
-    Exports::new(pdev, |pdev: &pci::Device<Bound>| pdev.p2pdma_provider(bar))
 }

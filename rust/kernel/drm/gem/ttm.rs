@@ -97,7 +97,6 @@
 //!
 //! /// Data that exists while the driver is bound.
 //! struct Vram<'a> {
-//!     exports: peer::Exports<'a, Bo>,
 //!     engine: CpuEngine<'a>,
 //! }
 //!
@@ -107,11 +106,10 @@
 //!     fn init<'a>(
 //!         self,
 //!         pdev: &'a pci::Device<device::Bound>,
-//!         _drm: drm::devres::Unregistered<'_, 'a, Example>,
+//!         drm: drm::devres::Unregistered<'_, 'a, Example>,
 //!     ) -> impl PinInit<Vram<'a>, Error> {
 //!         Ok(Vram {
-//!             exports: peer::exports(pdev, 2)?,
-//!             engine: CpuEngine::new(Window::new(pdev, 2, c"drm_peer_example")?)?,
+//!             engine: CpuEngine::new(drm.ttm.window(pdev, c"drm_peer_example")?)?,
 //!         })
 //!     }
 //! }
@@ -119,13 +117,9 @@
 //! /// The objects.
 //! struct Bo(Domain);
 //!
-//! static OPS: peer::Ops<Bo> = peer::Ops::new();
-//!
 //! impl gem::DriverObject for Bo {
 //!     type Driver = Example;
 //!     type Args = Domain;
-//!
-//!     const PRIME: gem::PrimeHooks<Self> = peer::hooks();
 //!
 //!     fn new(
 //!         _dev: &drm::Device<Example>,
@@ -160,11 +154,7 @@
 //! impl PeerObject for Bo {
 //!     type Class = gem::ttm::Object<Self>;
 //!
-//!     const OPS: &'static peer::Ops<Self> = &OPS;
-//!
-//!     fn exports<'a, 'bound: 'a>(vram: &'a Vram<'bound>) -> &'a peer::Exports<'bound, Self> {
-//!         &vram.exports
-//!     }
+//!     const OPS: &'static peer::Ops<Self> = kernel::peer_ops!(Bo);
 //! }
 //!
 //! /// Data of the DRM device; outlives the binding.
@@ -225,10 +215,14 @@
 //!         let drm = drm::UnregisteredDevice::<Self>::new(
 //!             pdev,
 //!             try_pin_init!(Data {
-//!                 ttm <- drm::gem::ttm::Device::new(Allocator::new(0..size)?),
+//!                 ttm <- drm::gem::ttm::Device::<Bo>::new(
+//!                     pdev,
+//!                     2,
+//!                     size,
+//!                     Allocator::new(0..size)?,
+//!                 ),
 //!             }),
 //!         )?;
-//!         drm::gem::ttm::Device::<Bo>::setup(&drm, pdev, 2, size)?;
 //!         let registration = drm::devres::Registration::<Self>::new(pdev, drm, Init, 0)?;
 //!         let drm = registration.device();
 //!         assert_eq!(drm.ttm.vram_free(), size);
@@ -275,14 +269,14 @@
 //!         // Objects have numbers, by which they can be found.
 //!         let found = drm.ttm.object(bo.id()).ok_or(ENOENT)?;
 //!         assert!(core::ptr::eq(&*found, &*bo));
-//!         assert_eq!(found.residence(), Some(MemType::Vram));
+//!         assert_eq!(found.last_placement(), Some(MemType::Vram));
 //!         drop(found);
 //!         assert!(drm.ttm.object(0).is_none());
 //!
 //!         // A new object in VRAM evicts one that may live in system memory.
 //!         let all = new(size as usize, &[Place::VRAM], ctx, Domain::Vram)?;
 //!         assert_eq!(bo.reserve(false)?.mem_type(), Some(MemType::Tt));
-//!         assert_eq!(bo.residence(), Some(MemType::Tt));
+//!         assert_eq!(bo.last_placement(), Some(MemType::Tt));
 //!         let gone = all.id();
 //!         drop(all);
 //!         assert!(drm.ttm.object(gone).is_none());
@@ -403,6 +397,7 @@ use self::{
 use super::{
     close_callback,
     peer::{
+        export_callback,
         trace,
         Client, //
     },
@@ -484,7 +479,7 @@ pub struct Object<T: TtmObject> {
     direct: Direct,
     /// A copy of the kind of `bo.resource`, for code without the reservation: a `TTM_PL_*`, or
     /// `NO_PLACEMENT`.
-    residence: Atomic<u32>,
+    last_placement: Atomic<u32>,
     loss: Arc<drm::ttm::Loss>,
     /// How many bytes of the object were seen in VRAM after the last move.
     seen: Atomic<u64>,
@@ -549,7 +544,7 @@ impl<T: TtmObject> Object<T> {
         open: Some(open_callback::<T>),
         close: Some(close_callback::<T>),
         print_info: Some(bindings::drm_gem_ttm_print_info),
-        export: T::PRIME.export,
+        export: Some(export_callback::<T>),
         vmap: Some(vmap_callback::<T>),
         vunmap: Some(vunmap_callback::<T>),
         mmap: Some(mmap_callback::<T>),
@@ -571,7 +566,7 @@ impl<T: TtmObject> Object<T> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `size` is 0 or the memory of `dev` was not set up.
+    /// - `EINVAL` if `size` is 0, or `dev` was never about to be registered.
     /// - `ENOSPC` if no place has room for the object, or it has 16 TiB or more.
     /// - `EBUSY` if moves of objects with the same reservation take too long.
     /// - `ENODEV` if the object is to be in VRAM and the driver is not bound any more.
@@ -674,7 +669,7 @@ impl<T: TtmObject> Object<T> {
                 backup: UnsafeCell::new(None),
                 shown: UnsafeCell::new(false),
                 direct: Direct::new(),
-                residence: Atomic::new(trace::NO_PLACEMENT),
+                last_placement: Atomic::new(trace::NO_PLACEMENT),
                 loss: ttm.new_loss()?,
                 seen: Atomic::new(0),
                 import,
@@ -712,7 +707,7 @@ impl<T: TtmObject> Object<T> {
             bindings::dma_resv_unlock((*obj.as_raw()).resv);
         }
         // SAFETY: `free_callback` removes it.
-        unsafe { ttm.insert(&obj, room) };
+        unsafe { ttm.insert(&obj, obj.id(), room) };
         obj.prepare_direct()?;
         Ok(obj)
     }
@@ -806,14 +801,14 @@ impl<T: TtmObject> Object<T> {
     /// For statistics: this does not need the reservation, without which the object may move at any
     /// time.
     #[inline]
-    pub fn residence(&self) -> Option<MemType> {
-        MemType::from_raw(self.residence.load(Relaxed))
+    pub fn last_placement(&self) -> Option<MemType> {
+        MemType::from_raw(self.last_placement.load(Relaxed))
     }
 
     /// Returns how many bytes of the object were in VRAM where the CPU and peers see them, as
-    /// [`Self::residence`] does.
+    /// [`Self::last_placement`] does.
     #[inline]
-    pub fn bytes_seen(&self) -> u64 {
+    pub fn visible_bytes(&self) -> u64 {
         self.seen.load(Relaxed)
     }
 
@@ -822,7 +817,7 @@ impl<T: TtmObject> Object<T> {
         // SAFETY: The object is valid. The count is only read, and may change.
         let pins = unsafe { (&raw const (*self.bo()).pin_count).read_volatile() };
 
-        self.residence() == Some(MemType::Vram)
+        self.last_placement() == Some(MemType::Vram)
             && self.domain() == Domain::Either
             && pins == 0
             && !self.loss.is_away()

@@ -37,16 +37,19 @@ use super::{
     },
     open_callback,
     peer::{
-        self,
+        export_callback,
         handle_to_fd,
+        import_callback,
         subject,
         trace,
         with_reserved,
         Backing,
         Client,
-        Counters,
-        Holders,
-        PeerObject, //
+        Parent,
+        ParentOf,
+        PeerObject,
+        State,
+        Vram, //
     },
     BaseObject,
     DriverObject,
@@ -58,7 +61,6 @@ use super::{
 use crate::{
     bindings,
     container_of,
-    device,
     dma_buf::exporter::{
         self,
         mapping::RangeList, //
@@ -81,27 +83,22 @@ use crate::{
             Allocator,
             Domain,
             MemType,
-            Objects,
             Ranges, //
         }, //
     },
     page::page_align,
-    pci,
     pm::RuntimeGuard,
     prelude::*,
     rbtree::RBTreeNodeReservation,
     sync::{
         aref::ARef,
-        Arc,
-        Mutex,
-        SetOnce, //
+        Arc, //
     },
     time::Jiffies,
     types::Opaque, //
 };
 use core::{
     cell::UnsafeCell,
-    marker::PhantomData,
     ops::Deref,
     ptr::{
         self,
@@ -149,141 +146,55 @@ pub trait VramObject:
 
 /// The VRAM of one DRM device, for objects that stay there.
 ///
-/// It belongs into the data of the DRM device ([`drm::Driver::Data`]). [`Self::setup`] must be
-/// called once after the DRM device was made; there are no objects before.
+/// It belongs into the data of the DRM device ([`drm::Driver::Data`]). Objects can be made when the
+/// registration data is made, and later.
 pub struct Device<T: VramObject>(Arc<Shared<T>>);
 
 /// The part of the device that objects refer to.
-struct Shared<T> {
-    allocator: Arc<Allocator>,
-    whose: SetOnce<Whose>,
-    counters: Counters,
-    holders: Holders,
-    objects: Pin<KBox<Mutex<Objects>>>,
+struct Shared<T: VramObject> {
+    vram: Vram<T>,
     /// The windows through which peers see objects.
     windows: Windows,
-    _p: PhantomData<fn(T)>,
-}
-
-/// The facts that [`Device::setup`] sets.
-struct Whose {
-    /// The address of the DRM device.
-    drm: usize,
-    owner: ARef<device::Device>,
-    /// How much of VRAM peers see, in bytes.
-    visible: u64,
 }
 
 impl<T: VramObject> Device<T> {
-    /// Makes the VRAM of a device, from the memory of `allocator`.
+    /// Makes the VRAM of the device `parent`, which `allocator` allocates. The CPU and peers see
+    /// the first `visible` bytes of it in the BAR `bar`.
+    ///
+    /// `parent` is that of the DRM device: the PCI device, or an auxiliary device of it. The PCI
+    /// device, for which [`enable_p2pdma`](crate::pci::Device::enable_p2pdma) was called, becomes
+    /// the DMA device, is kept active for peers, and is named to the tracepoints.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if memory runs out.
-    pub fn new(allocator: Arc<Allocator>) -> Result<Self> {
+    /// - `EINVAL` if there is no such BAR, if `visible` is more than it shows, or if `parent` is
+    ///   not prepared.
+    /// - `ENOMEM` if memory runs out.
+    pub fn new(
+        parent: &ParentOf<T>,
+        bar: u32,
+        visible: u64,
+        allocator: Arc<Allocator>,
+    ) -> Result<Self>
+    where
+        ParentOf<T>: Parent,
+    {
         Ok(Self(Arc::new(
             Shared {
-                allocator,
-                whose: SetOnce::new(),
-                counters: Counters::new(),
-                holders: Holders::new(),
-                objects: Objects::new()?,
+                vram: Vram::new(parent, bar, visible, allocator)?,
                 windows: Windows::new()?,
-                _p: PhantomData,
             },
             GFP_KERNEL,
         )?))
     }
-
-    /// Sets the owner of the VRAM: `pdev`, whose BAR `bar` shows the first `visible` bytes of it.
-    ///
-    /// `pdev` is the parent of the DRM device, or that of the auxiliary device which is its parent.
-    /// It becomes the DMA device, is kept active for peers, and is named to the tracepoints.
-    ///
-    /// # Errors
-    ///
-    /// - `EINVAL` if `pdev` is neither the parent of `drm` nor the parent of its parent, if there
-    ///   is no such BAR, if `visible` is more than it shows, or if [`VramObject::vram`] does not
-    ///   return a part of the data of `drm`.
-    /// - `EBUSY` if the owner is set already.
-    pub fn setup(
-        drm: &drm::UnregisteredDevice<T::Driver>,
-        pdev: &pci::Device<device::Bound>,
-        bar: u32,
-        visible: u64,
-    ) -> Result {
-        let data: &<T::Driver as drm::Driver>::Data = drm;
-        let this = T::vram(data);
-        let dev = drm.as_raw();
-
-        this.0
-            .allocator
-            .check_setup(drm, this, pdev, bar, visible)?;
-
-        let owner: &device::Device<device::Bound> = pdev.as_ref();
-        let owner: &device::Device = owner;
-        let whose = Whose {
-            drm: dev.addr(),
-            owner: owner.into(),
-            visible,
-        };
-        if !this.0.whose.populate(whose) {
-            return Err(EBUSY);
-        }
-
-        // SAFETY: Both devices are valid, and the DRM device is not in use yet: it keeps the other
-        // one until after its data is dropped.
-        unsafe { bindings::drm_dev_set_dma_dev(dev, owner.as_raw()) };
-        Ok(())
-    }
-
-    /// Returns how much of VRAM the CPU and peers see, in bytes: 0 before [`Self::setup`].
-    #[inline]
-    pub fn visible(&self) -> u64 {
-        self.0.whose.as_ref().map_or(0, |whose| whose.visible)
-    }
-
-    /// Returns the allocator of VRAM.
-    #[inline]
-    pub fn allocator(&self) -> &Arc<Allocator> {
-        &self.0.allocator
-    }
-
-    /// Returns the counters of what importers got.
-    #[inline]
-    pub fn peers(&self) -> &Counters {
-        &self.0.counters
-    }
-
-    /// Returns the policy for importers that cannot be revoked, and what they have pinned.
-    #[inline]
-    pub fn holders(&self) -> &Holders {
-        &self.0.holders
-    }
 }
 
-impl<T: VramObject> peer::Vram<Object<T>> for Device<T> {
-    fn counters(&self) -> &Counters {
-        self.peers()
-    }
+impl<T: VramObject> Deref for Device<T> {
+    type Target = Vram<T>;
 
-    fn holders(&self) -> &Holders {
-        self.holders()
-    }
-
-    fn visible(&self) -> u64 {
-        self.visible()
-    }
-
-    fn object_from(&self, id: u64) -> Option<ARef<Object<T>>> {
-        let gem = self.0.objects.lock().get(id)?;
-
-        // SAFETY: The reference that was just taken belongs to the caller now. All objects on the
-        // list are of this class.
-        Some(unsafe {
-            let obj: &Object<T> = IntoGEMObject::from_raw(gem.as_ptr());
-            ARef::from_raw(obj.into())
-        })
+    #[inline]
+    fn deref(&self) -> &Vram<T> {
+        &self.0.vram
     }
 }
 
@@ -307,7 +218,6 @@ pub struct Object<T: VramObject> {
     /// [`None`] once the object is freed, whose VRAM may be in use for longer.
     vram: Option<Allocation>,
     device: Device<T>,
-    owner: ARef<device::Device>,
     /// Peers see all of the object.
     is_visible: bool,
     #[pin]
@@ -326,7 +236,7 @@ impl<T: VramObject> Object<T> {
         free: Some(free_callback::<T>),
         open: Some(open_callback::<T>),
         close: Some(close_callback::<T>),
-        export: T::PRIME.export,
+        export: Some(export_callback::<T>),
         status: Some(status_callback),
         ..pin_init::zeroed()
     };
@@ -343,7 +253,7 @@ impl<T: VramObject> Object<T> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `size` is 0, or the VRAM of `dev` was not set up.
+    /// - `EINVAL` if `size` is 0, or `dev` was never about to be registered.
     /// - `ENOSPC` if there is no room.
     /// - `ENODEV` if the driver is not bound, or the DRM device not registered.
     /// - `ENOMEM` if memory runs out.
@@ -356,35 +266,29 @@ impl<T: VramObject> Object<T> {
         let drm = dev.as_raw();
         let data: &<T::Driver as drm::Driver>::Data = dev;
         let device = T::vram(data);
-        let whose = device
-            .0
-            .whose
-            .as_ref()
-            .filter(|whose| whose.drm == drm.addr())
-            .ok_or(EINVAL)?;
+        device.check(drm)?;
 
-        let allocator = &device.0.allocator;
-        let vram = match allocator.alloc_below(size as u64, whose.visible) {
+        let allocator = device.allocator();
+        let vram = match allocator.alloc_below(size as u64, device.visible()) {
             Err(e) if e == ENOSPC => allocator.alloc(size as u64)?,
             ret => ret?,
         };
         {
-            let _runtime_guard = RuntimeGuard::new(&whose.owner)?;
+            let _runtime_guard = RuntimeGuard::new(device.owner())?;
 
             // SAFETY: The device is valid and of `T::Driver`.
             unsafe { while_registered::<T::Driver, _>(drm, |reg| T::clear(reg, vram.ranges())) }?;
         }
 
         let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
-        let id = device.0.objects.lock().number();
+        let id = device.number();
         let obj = KBox::pin_init(
             try_pin_init!(Self {
                 gem: Opaque::zeroed(),
                 exported: UnsafeCell::new(ptr::null_mut()),
                 client: UnsafeCell::new(Client::NONE),
                 id,
-                is_visible: vram.ranges().is_below(whose.visible),
-                owner: whose.owner.clone(),
+                is_visible: vram.ranges().is_below(device.visible()),
                 ranges: vram.ranges().clone(),
                 vram: Some(vram),
                 device: Device(device.0.clone()),
@@ -404,12 +308,9 @@ impl<T: VramObject> Object<T> {
             (*gem).funcs = const { &Self::FUNCS };
             bindings::drm_gem_private_object_init(drm, gem, size);
             bindings::drm_dev_get(drm);
-            device
-                .0
-                .objects
-                .lock()
-                .insert(id, NonNull::new_unchecked(gem), room);
-            Ok(ARef::from_raw(NonNull::new_unchecked(this)))
+            let obj: ARef<Self> = ARef::from_raw(NonNull::new_unchecked(this));
+            device.insert(&obj, id, room);
+            Ok(obj)
         }
     }
 
@@ -456,25 +357,28 @@ impl<T: VramObject> AllocImpl for Object<T> {
         gem_create_object: None,
         prime_handle_to_fd: Some(handle_to_fd_callback::<T>),
         prime_fd_to_handle: None,
-        gem_prime_import: T::PRIME.import,
+        gem_prime_import: Some(import_callback::<T>),
         gem_prime_import_sg_table: None,
         dumb_create: None,
         dumb_map_offset: None,
     };
 
-    const UNPLUGGING: Option<unsafe fn(*mut bindings::drm_device)> =
-        if T::MAPPINGS.caller().is_some() || T::APERTURE.is_some() {
-            Some(unplugging_callback::<T>)
-        } else {
-            None
-        };
+    const UNPLUGGING: Option<unsafe fn(*mut bindings::drm_device)> = Some(unplugging_callback::<T>);
+
+    fn registering(drm: &drm::UnregisteredDevice<T::Driver>) -> Result {
+        let data: &<T::Driver as drm::Driver>::Data = drm;
+        let device = T::vram(data);
+
+        device.prepare(drm, device)?;
+        device.start(drm);
+        Ok(())
+    }
 }
 
 // SAFETY: Only `set_exported()` writes the cell `exported`. The object never moves and has no
 // pages. Its VRAM is freed with the last reference, after the fences; the dma-buf has a reference.
 unsafe impl<T: VramObject> Backing for Object<T> {
     type Data = T;
-    type Vram = Device<T>;
 
     const HAS_WINDOWS: bool = T::APERTURE.is_some();
 
@@ -482,16 +386,12 @@ unsafe impl<T: VramObject> Backing for Object<T> {
         self
     }
 
-    fn vram_of(data: &<T::Driver as drm::Driver>::Data) -> &Device<T> {
+    fn vram_of(data: &<T::Driver as drm::Driver>::Data) -> &Vram<T> {
         T::vram(data)
     }
 
-    fn vram(&self) -> &Device<T> {
+    fn vram(&self) -> &Vram<T> {
         &self.device
-    }
-
-    fn owner(&self) -> &device::Device {
-        &self.owner
     }
 
     fn id(&self) -> u64 {
@@ -502,15 +402,19 @@ unsafe impl<T: VramObject> Backing for Object<T> {
         Domain::Vram
     }
 
-    fn residence(&self) -> Option<MemType> {
+    fn last_placement(&self) -> Option<MemType> {
         Some(MemType::Vram)
     }
 
-    fn mem_type(_object: &Held<'_, Self>) -> Option<MemType> {
-        Some(MemType::Vram)
+    fn state(object: &Held<'_, Self>) -> State {
+        State {
+            mem_type: Some(MemType::Vram),
+            pinned: true,
+            visible: object.obj.is_visible || T::APERTURE.is_some(),
+        }
     }
 
-    fn bytes_seen(object: &Held<'_, Self>) -> u64 {
+    fn visible_bytes(object: &Held<'_, Self>) -> u64 {
         object.obj.ranges().bytes_below(object.obj.device.visible())
     }
 
@@ -519,11 +423,7 @@ unsafe impl<T: VramObject> Backing for Object<T> {
         unsafe { *object.obj.client.get() }
     }
 
-    fn is_pinned(_object: &Held<'_, Self>) -> bool {
-        true
-    }
-
-    fn can_be_seen(object: &Held<'_, Self>) -> bool {
+    fn can_be_visible(object: &Held<'_, Self>) -> bool {
         if T::APERTURE.is_some() {
             return T::APERTURE.fits(object.obj.drm(), object.obj.size() as u64);
         }
@@ -531,11 +431,7 @@ unsafe impl<T: VramObject> Backing for Object<T> {
         object.obj.is_visible
     }
 
-    fn is_seen(object: &Held<'_, Self>) -> bool {
-        object.obj.is_visible
-    }
-
-    fn bring(
+    fn migrate(
         _object: &mut Held<'_, Self>,
         _domain: Domain,
         _interruptible: bool,
@@ -609,7 +505,9 @@ unsafe impl<T: VramObject> Windowed for Object<T> {
     }
 
     fn object_at(&self, number: u64) -> Option<ARef<Self>> {
-        peer::Vram::object_from(&self.device, number).filter(|obj| obj.id == number)
+        self.device
+            .object_from(number)
+            .filter(|obj| obj.id == number)
     }
 
     fn place<'a>(object: &'a Held<'_, Self>) -> Option<&'a Ranges> {
@@ -647,11 +545,14 @@ unsafe fn unplugging_callback<T: VramObject>(dev: *mut bindings::drm_device) {
     let (vram, mut next) = (T::vram(drm), 0);
 
     // SAFETY: As promised by the caller.
-    unsafe { T::APERTURE.close_all(drm, &vram.0.windows) };
+    unsafe {
+        vram.exports().close();
+        T::APERTURE.close_all(drm, &vram.0.windows);
+    }
     if T::MAPPINGS.caller().is_none() {
         return;
     }
-    while let Some(obj) = peer::Vram::object_from(vram, next) {
+    while let Some(obj) = vram.object_from(next) {
         next = obj.id + 1;
         for call in [Call::Evicted, Call::Zap] {
             // SAFETY: The object is valid, and so is its reservation, which is held. The device is
@@ -677,7 +578,7 @@ unsafe extern "C" fn free_callback<T: VramObject>(gem: *mut bindings::drm_gem_ob
         let dev = (*gem).dev;
         let listed: &Object<T> = IntoGEMObject::from_raw(gem);
 
-        listed.device.0.objects.lock().remove(listed.id);
+        listed.device.remove(listed.id);
         let mut obj =
             KBox::from_raw(container_of!(Opaque::cast_from(gem), Object<T>, gem).cast_mut());
         // Work may still use the VRAM. It may depend on other devices, for which `close()` and an

@@ -27,8 +27,7 @@ use crate::{
             Relaxed,
             Release, //
         },
-        Arc,
-        SetOnce, //
+        Arc, //
     }, //
 };
 
@@ -36,7 +35,7 @@ use crate::{
 #[pin_data]
 pub(crate) struct Losses {
     /// The device that is named in the log.
-    dev: SetOnce<ARef<device::Device>>,
+    dev: ARef<device::Device>,
     /// Of the lines about losses in the log: a device that fails loses all objects in VRAM.
     #[pin]
     loss_lines: RateLimit,
@@ -48,10 +47,11 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
-    pub(in crate::drm) fn new() -> Result<Arc<Self>> {
+    /// Makes the count of the losses of `dev`.
+    pub(in crate::drm) fn new(dev: &device::Device) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
-                dev: SetOnce::new(),
+                dev: dev.into(),
                 loss_lines <- RateLimit::new(c"drm_ttm"),
                 again_lines <- RateLimit::new(c"drm_ttm"),
                 objects: Atomic::new(0),
@@ -63,14 +63,7 @@ impl Losses {
 
     /// Returns the device that is named in the log, if it may be named once more.
     fn device(&self, limit: &RateLimit) -> Option<&device::Device> {
-        let dev = self.dev.as_ref()?;
-
-        limit.allows().then_some(&**dev)
-    }
-
-    /// Sets the device that is named in the log.
-    pub(in crate::drm) fn set_device(&self, dev: &device::Device) {
-        self.dev.populate(dev.into());
+        limit.allows().then_some(&*self.dev)
     }
 
     /// Returns how many objects have lost their content.

@@ -15,11 +15,6 @@ use super::{
     Ranges, //
 };
 use crate::{
-    device::{
-        self,
-        Bound, //
-    },
-    drm,
     gpu::buddy::{
         GpuBuddy,
         GpuBuddyAllocFlag,
@@ -31,7 +26,6 @@ use crate::{
         PAGE_MASK,
         PAGE_SIZE, //
     },
-    pci,
     prelude::*,
     ptr::Alignment,
     sync::{
@@ -44,8 +38,7 @@ use crate::{
 };
 use core::{
     mem::ManuallyDrop,
-    ops::Range,
-    ptr, //
+    ops::Range, //
 };
 
 /// The allocator of VRAM, or of a part of it, on [`GpuBuddy`].
@@ -59,7 +52,7 @@ use core::{
 /// none to them, unless it was made by [`Self::shared`], or they call
 /// [`ttm::Device::alloc_block`], which waits.
 ///
-/// [`ttm::Device::alloc_block`]: drm::gem::ttm::Device::alloc_block
+/// [`ttm::Device::alloc_block`]: crate::drm::gem::ttm::Device::alloc_block
 ///
 /// # Examples
 ///
@@ -232,47 +225,8 @@ impl Allocator {
         self.quarantine.end();
     }
 
-    /// Checks that `vram`, which has the memory of this allocator, can be the VRAM of `drm`, and
-    /// that it belongs to `pdev`, whose BAR `bar` shows the first `visible` bytes of it.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if `vram` is not a part of the data of `drm`, if `pdev` is neither the parent of
-    /// `drm` nor the parent of its parent, if there is no such BAR, or if `visible` is more than it
-    /// shows.
-    pub(crate) fn check_setup<D: drm::Driver, V>(
-        &self,
-        drm: &drm::UnregisteredDevice<D>,
-        vram: &V,
-        pdev: &pci::Device<Bound>,
-        bar: u32,
-        visible: u64,
-    ) -> Result {
-        let data: &D::Data = drm;
-        let dev = drm.as_raw();
-
-        // Only the data of the DRM device lives as long as the DRM device.
-        let start = ptr::from_ref(data).addr();
-        let inside = start..start + size_of_val(data);
-        if !inside.contains(&ptr::from_ref(vram).addr()) {
-            return Err(EINVAL);
-        }
-
-        let owner: &device::Device<Bound> = pdev.as_ref();
-        // An auxiliary device is removed before the driver of its parent is unbound, together with
-        // its registrations.
-        // SAFETY: The parent of a DRM device never changes, nor does that of a registered device.
-        let parents = unsafe { [(*dev).dev, (*(*dev).dev).parent] };
-        if !parents.contains(&owner.as_raw())
-            || !self.can_be_shown(visible, pdev.resource_len(bar)?)
-        {
-            return Err(EINVAL);
-        }
-        Ok(())
-    }
-
     /// Returns whether a BAR of `len` bytes can show the first `visible` bytes of VRAM.
-    fn can_be_shown(&self, visible: u64, len: u64) -> bool {
+    pub(crate) fn can_be_shown(&self, visible: u64, len: u64) -> bool {
         visible <= self.end().min(len)
             && self
                 .layout

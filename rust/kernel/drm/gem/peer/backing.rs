@@ -5,9 +5,9 @@
 use super::{
     trace::Subject,
     Client,
-    Counters,
-    Holders,
-    PeerObject, //
+    PeerObject,
+    State,
+    Vram, //
 };
 use crate::{
     bindings,
@@ -66,9 +66,6 @@ pub(super) type DataOf<T> = <DriverOf<T> as drm::Driver>::Data;
 pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static {
     /// The driver's part of the objects.
     type Data: PeerObject<Class = Self>;
-    /// The VRAM of a device.
-    type Vram: Vram<Self>;
-
     /// The device shows VRAM through windows of an [aperture](crate::drm::gem::aperture::Aperture).
     const HAS_WINDOWS: bool;
 
@@ -76,13 +73,16 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     fn data(&self) -> &Self::Data;
 
     /// Returns the VRAM that is part of the data of a DRM device.
-    fn vram_of(data: &DataOf<Self::Data>) -> &Self::Vram;
+    fn vram_of(data: &DataOf<Self::Data>) -> &Vram<Self::Data>;
 
     /// Returns the VRAM of the device of the object.
-    fn vram(&self) -> &Self::Vram;
+    fn vram(&self) -> &Vram<Self::Data>;
 
     /// Returns the device whose memory VRAM is.
-    fn owner(&self) -> &device::Device;
+    #[inline]
+    fn owner(&self) -> &device::Device {
+        self.vram().owner()
+    }
 
     /// Returns the number of the object, which no other object of the device has or had.
     fn id(&self) -> u64;
@@ -92,13 +92,13 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
 
     /// Returns where the object was after its last move, or [`None`] if it had no memory. Needs no
     /// lock.
-    fn residence(&self) -> Option<MemType>;
+    fn last_placement(&self) -> Option<MemType>;
 
-    /// Returns where the object is, or [`None`] if it has no memory yet.
-    fn mem_type(object: &Held<'_, Self>) -> Option<MemType>;
+    /// Returns where the object is.
+    fn state(object: &Held<'_, Self>) -> State;
 
-    /// Returns how many bytes of the object are in VRAM where the CPU and peers see them.
-    fn bytes_seen(object: &Held<'_, Self>) -> u64;
+    /// Returns how many bytes of the object are in CPU-visible VRAM.
+    fn visible_bytes(object: &Held<'_, Self>) -> u64;
 
     /// Returns the client that exported the object, or [`Client::NONE`] if there is none, or if the
     /// class does not record it.
@@ -107,20 +107,15 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
         Client::NONE
     }
 
-    /// Returns whether the object cannot move: it is pinned, or its class never moves.
-    fn is_pinned(object: &Held<'_, Self>) -> bool;
-
     /// Returns whether peers see the object where it is in VRAM, or would see it after a move or
     /// through a window.
-    fn can_be_seen(object: &Held<'_, Self>) -> bool;
-
-    /// Returns whether the object is in VRAM where peers see it.
-    fn is_seen(object: &Held<'_, Self>) -> bool;
+    fn can_be_visible(object: &Held<'_, Self>) -> bool;
 
     /// Moves the object, which is not pinned: to VRAM that peers see, or can see through a window of
     /// the aperture, for which other objects may be evicted, or to system memory that devices may
-    /// access. With [`Domain::Either`] that is for an object that finds VRAM full of objects which cannot be evicted. May sleep. With `patient` it tries again
-    /// while other tasks hold objects that could be evicted.
+    /// access. With [`Domain::Either`] that is for an object that finds VRAM full of objects which
+    /// cannot be evicted. May sleep. With `patient` it tries again while other tasks hold objects
+    /// that could be evicted.
     ///
     /// # Errors
     ///
@@ -129,7 +124,7 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// - `EBUSY` if work on the object, or on an object that it would evict, takes too long.
     /// - `ERESTARTSYS` if a signal arrived and `interruptible` is set.
     /// - `ENODEV` if the driver is not bound any more, `ENOMEM` if memory runs out.
-    fn bring(
+    fn migrate(
         object: &mut Held<'_, Self>,
         domain: Domain,
         interruptible: bool,
@@ -242,28 +237,6 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     ) -> Result<ARef<Self>> {
         let _ = (dev, buf);
         Err(EINVAL)
-    }
-}
-
-/// The VRAM of a device, as the policy sees it.
-pub trait Vram<O: AlwaysRefCounted> {
-    /// Returns the counters of what importers got.
-    fn counters(&self) -> &Counters;
-
-    /// Returns the policy for importers that cannot be revoked, and what they have pinned.
-    fn holders(&self) -> &Holders;
-
-    /// Returns how much of VRAM the CPU and peers see, in bytes.
-    fn visible(&self) -> u64;
-
-    /// Returns the first object whose number is at least `id`, of those that [`debugfs`] lists.
-    ///
-    /// [`debugfs`]: super::debugfs
-    fn object_from(&self, id: u64) -> Option<ARef<O>>;
-
-    /// Returns how often the content of an object was moved to or from VRAM.
-    fn moves(&self) -> u64 {
-        0
     }
 }
 

@@ -35,8 +35,7 @@ use super::{
     Object,
     PeerObject,
     Reason,
-    Unrevocable,
-    Vram, //
+    Unrevocable, //
 };
 use crate::{
     dma_buf::{
@@ -164,7 +163,8 @@ impl Export {
 fn look<T: PeerObject>(obj: &Object<T>) -> Result<(Shown, KVec<AttachmentInfo>, u64)> {
     with_reserved(obj, true, |object| {
         let (list, inode) = listing_of::<T>(object)?;
-        let placement = match Object::<T>::mem_type(object) {
+        let state = Object::<T>::state(object);
+        let placement = match state.mem_type {
             None => "none",
             Some(MemType::Vram) => "vram",
             Some(MemType::Tt) => "system",
@@ -172,8 +172,8 @@ fn look<T: PeerObject>(obj: &Object<T>) -> Result<(Shown, KVec<AttachmentInfo>, 
         };
         let shown = Shown {
             placement,
-            pinned: Object::<T>::is_pinned(object),
-            visible: Object::<T>::bytes_seen(object),
+            pinned: state.pinned,
+            visible: Object::<T>::visible_bytes(object),
             export: Export::of::<T>(object, attached(&list)),
         };
 

@@ -20,6 +20,8 @@ use super::{
     },
     is_no_window,
     origin::Process,
+    placement,
+    placement_without_window,
     query::Importer,
     trace::{
         self,
@@ -36,9 +38,11 @@ use super::{
     Outcome,
     Path,
     PeerObject,
+    Placement,
     Reason,
     Refusals,
-    Vram, //
+    Situation,
+    Use, //
 };
 use crate::{
     bindings,
@@ -235,6 +239,23 @@ impl<T: PeerObject> GemExport<T> {
         }
     }
 
+    /// Collects the facts for [`placement`], for an importer that is attached.
+    fn situation(&self, cx: &LockedBuffer<'_, Self>, at: &Attached<'_, Self>) -> Situation {
+        let no_window = Object::<T>::HAS_WINDOWS && self.no_window.load(Relaxed);
+
+        Situation {
+            attached: at.data().outcome,
+            all_peers: cx.attachments().all(|at| at.data().outcome.path.is_peer()),
+            mapped: no_window && cx.attachments().any(|at| at.maps() != 0),
+            domain: self.obj.domain(),
+            vram_or_fail: self.obj.data().vram_or_fail(),
+            state: Object::<T>::state(&self.object(cx)),
+            active: false,
+            no_window,
+            was_suspended: self.suspended.load(Relaxed),
+        }
+    }
+
     /// Returns how an importer reaches the object where it is now, which may be worse than the
     /// outcome of its attach.
     pub(in crate::drm::gem) fn outcome_now(
@@ -242,34 +263,7 @@ impl<T: PeerObject> GemExport<T> {
         cx: &LockedBuffer<'_, Self>,
         at: &Attached<'_, Self>,
     ) -> Outcome {
-        let object = self.object(cx);
-        let outcome = at.data().outcome;
-
-        let in_vram = Object::<T>::mem_type(&object) == Some(MemType::Vram);
-        let no_window = Object::<T>::HAS_WINDOWS && self.no_window.load(Relaxed);
-
-        if !outcome.path.is_peer() || (in_vram && !no_window) {
-            return outcome;
-        }
-        let reason = if !all_peers(cx) {
-            Reason::OtherImporter
-        } else if in_vram {
-            Reason::NoWindow
-        } else if self.suspended.load(Relaxed) {
-            Reason::Suspended
-        } else if Object::<T>::is_pinned(&object) {
-            Reason::PinnedElsewhere
-        } else if no_window {
-            Reason::NoWindow
-        } else {
-            Reason::NoVram
-        };
-
-        if in_vram || vram_or_fail::<T>(&self.obj) {
-            Outcome::refused(reason)
-        } else {
-            Outcome::system(reason)
-        }
+        self.situation(cx, at).outcome()
     }
 
     /// Collects the facts for [`decide`] about an object and an importer, to which `route` leads.
@@ -280,16 +274,16 @@ impl<T: PeerObject> GemExport<T> {
         suspended: bool,
     ) -> Facts {
         let obj = object.object();
-        let pinned = Object::<T>::mem_type(object).filter(|_| Object::<T>::is_pinned(object));
+        let state = Object::<T>::state(object);
 
         Facts {
             suspended,
             route,
-            inside_bar: Object::<T>::can_be_seen(object),
+            inside_bar: Object::<T>::can_be_visible(object),
             domain: obj.domain(),
             vram_or_fail: obj.data().vram_or_fail(),
             encoded: obj.data().is_encoded(),
-            pinned,
+            pinned: state.mem_type.filter(|_| state.pinned),
             unrevocable: importer.is_unrevocable(obj.vram().holders()),
         }
     }
@@ -311,40 +305,13 @@ impl<T: PeerObject> GemExport<T> {
         at.data().outcome.path.is_peer() && !at.is_revocable()
     }
 
-    /// Returns where the object should be while all of its importers use it. `resumed` says whether
-    /// the device is active.
-    ///
-    /// # Errors
-    ///
-    /// `EAGAIN` if it has to be in VRAM, and the device is suspended.
-    fn wanted(&self, cx: &LockedBuffer<'_, Self>, resumed: bool) -> Result<Domain> {
-        match self.obj.domain() {
-            // Its peers keep the device active, and there are no other importers to serve.
-            _ if vram_or_fail::<T>(&self.obj) && !resumed => Err(EAGAIN),
-            _ if vram_or_fail::<T>(&self.obj) => Ok(Domain::Vram),
-            Domain::Either if self.lacks_window(cx) => Ok(Domain::System),
-            // An object that is in VRAM is not evicted to make room in system memory.
-            Domain::Either if all_peers(cx) && resumed => Ok(Domain::Either),
-            _ => Ok(Domain::System),
-        }
-    }
-
-    /// Returns whether importers have mapped the object in system memory because the aperture was
-    /// full. If the next importer moved it to VRAM again, two of them could move it to and fro for
-    /// ever.
-    fn lacks_window(&self, cx: &LockedBuffer<'_, Self>) -> bool {
-        Object::<T>::HAS_WINDOWS
-            && self.no_window.load(Relaxed)
-            && cx.attachments().any(|at| at.maps() != 0)
-    }
-
     /// Returns the ranges of the window through which importers see the object, which is in VRAM.
     ///
     /// # Errors
     ///
     /// Those of [`Backing::window`].
-    fn window(&self, cx: &LockedBuffer<'_, Self>) -> Result<Arc<RangeList>> {
-        let ret = Object::<T>::window(&self.object(cx));
+    fn window(&self, object: &Held<'_, Object<T>>) -> Result<Arc<RangeList>> {
+        let ret = Object::<T>::window(object);
 
         self.no_window
             .store(ret.as_ref().is_err_and(|e| is_no_window(*e)), Relaxed);
@@ -362,76 +329,57 @@ impl<T: PeerObject> GemExport<T> {
         }
     }
 
-    /// Returns whether the object is in VRAM and [`Self::wanted`] would return VRAM. This is
-    /// cheaper than a validation.
-    fn is_in_first_place(&self, cx: &LockedBuffer<'_, Self>) -> bool {
-        let object = self.object(cx);
-        let is_seen = if Object::<T>::HAS_WINDOWS {
-            Object::<T>::mem_type(&object) == Some(MemType::Vram)
-        } else {
-            Object::<T>::is_seen(&object)
+    /// Moves the object to where its importers can use it, unless it is there. The caller keeps the
+    /// device active, if it is.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN` if it has to be in VRAM, and the device is suspended.
+    /// - `EOPNOTSUPP` if it is pinned where the importer does not reach it.
+    /// - Those of [`Backing::charge`] and [`Backing::migrate`].
+    fn place(&self, object: &mut Held<'_, Object<T>>, s: &mut Situation, by: Use) -> Result {
+        let (to, or) = match placement(s, by) {
+            Placement::Stay => return Ok(()),
+            Placement::Refuse(Reason::Suspended) => return Err(EAGAIN),
+            Placement::Refuse(_) => return Err(EOPNOTSUPP),
+            Placement::Move { to, or } => (to, or),
         };
+        let is_pin = by == Use::Pin;
 
-        is_seen
-            && self.obj.domain() != Domain::System
-            && (vram_or_fail::<T>(&self.obj) || all_peers(cx))
+        // Charged before other objects are evicted for it.
+        if is_pin && to != Domain::System {
+            Object::<T>::charge(object)?;
+        }
+        let patient = is_pin || s.needs_vram();
+        let ret = match (Object::<T>::migrate(object, to, is_pin, patient), or) {
+            (Err(e), Some(or)) if e == ENOSPC => Object::<T>::migrate(object, or, is_pin, false),
+            (ret, _) => ret,
+        };
+        s.state = Object::<T>::state(object);
+        // Work that has to be waited for takes too long. The core warns about `EBUSY`.
+        ret.map_err(|e| if is_pin && e == EBUSY { ETIMEDOUT } else { e })?;
+
+        let in_vram = s.state.is_in_vram();
+        if s.attached.path.is_peer() {
+            s.was_suspended = !in_vram && !s.active;
+            self.suspended.store(s.was_suspended, Relaxed);
+        }
+        if to != Domain::System && !in_vram && Object::<T>::HAS_WINDOWS {
+            // VRAM is full, not the aperture.
+            s.no_window = false;
+            self.no_window.store(false, Relaxed);
+        }
+        Ok(())
     }
 
     /// Pins the object for an importer, in VRAM if all importers can access it there.
-    fn try_pin(&self, cx: &LockedBuffer<'_, Self>, at: &Attached<'_, Self>) -> Result {
-        let mut object = self.object(cx);
-        let ret = self.place_and_pin(cx, &mut object, at);
-
-        // The pin may have failed after the object was charged.
-        Object::<T>::uncharge(&mut object);
-        ret
-    }
-
-    fn place_and_pin(
-        &self,
-        cx: &LockedBuffer<'_, Self>,
-        object: &mut Held<'_, Object<T>>,
-        at: &Attached<'_, Self>,
-    ) -> Result {
+    fn try_pin(&self, object: &mut Held<'_, Object<T>>, s: &mut Situation) -> Result {
         let runtime_guard = runtime_guard_if_active(&*self.obj);
 
-        if !Object::<T>::is_pinned(object) {
-            let want = self.wanted(cx, runtime_guard.is_some())?;
-
-            // Charged before other objects are evicted for it.
-            if want != Domain::System {
-                Object::<T>::charge(object)?;
-            }
-
-            // With `Either` an object would stay in system memory rather than evict others.
-            let first = if want == Domain::Either {
-                Domain::Vram
-            } else {
-                want
-            };
-            match Object::<T>::bring(object, first, true, true) {
-                Err(e) if e == ENOSPC && want == Domain::Either => {
-                    Object::<T>::bring(object, Domain::System, true, false)
-                }
-                // Work that has to be waited for takes too long. The core warns about `EBUSY`.
-                Err(e) if e == EBUSY => Err(ETIMEDOUT),
-                ret => ret,
-            }?;
-            if Object::<T>::mem_type(object) != Some(MemType::Vram) {
-                Object::<T>::uncharge(object);
-            }
-        }
-
-        // The object may be pinned elsewhere by an earlier importer, or by the driver itself.
-        let can = match Object::<T>::mem_type(object) {
-            Some(MemType::Vram) => at.data().outcome.path.is_peer(),
-            _ => !vram_or_fail::<T>(&self.obj),
-        };
-        if !can {
-            return Err(EOPNOTSUPP);
-        }
-        self.note_place(object, at, runtime_guard.is_some());
-        if Object::<T>::mem_type(object) != Some(MemType::Vram) {
+        s.active = runtime_guard.is_some();
+        self.place(object, s, Use::Pin)?;
+        if !s.state.is_in_vram() {
+            Object::<T>::uncharge(object);
             return Object::<T>::pin(object);
         }
 
@@ -442,23 +390,15 @@ impl<T: PeerObject> GemExport<T> {
         Ok(())
     }
 
-    /// Records whether a peer gets system memory because the device is suspended.
-    fn note_place(&self, object: &Held<'_, Object<T>>, at: &Attached<'_, Self>, resumed: bool) {
-        if at.data().outcome.path.is_peer() {
-            let in_vram = Object::<T>::mem_type(object) == Some(MemType::Vram);
-
-            self.suspended.store(!in_vram && !resumed, Relaxed);
-        }
-    }
-
     /// Pins the object, as [`Self::try_pin`]. The pin of an importer that cannot be revoked is
     /// charged to [`Holders`](super::Holders).
     ///
     /// An error is returned with its reason.
     fn charge_and_pin(
         &self,
-        cx: &LockedBuffer<'_, Self>,
+        object: &mut Held<'_, Object<T>>,
         at: &Attached<'_, Self>,
+        s: &mut Situation,
     ) -> core::result::Result<(), (Error, Reason)> {
         let holders = self.obj.vram().holders();
         let size = self.obj.size() as u64;
@@ -470,11 +410,10 @@ impl<T: PeerObject> GemExport<T> {
                 .map_err(|e| (e, Reason::NotRevocable))?;
         }
 
-        let ret = self.try_pin(cx, at);
-        let holds = Self::is_holder(at)
-            && ret.is_ok()
-            && Object::<T>::mem_type(&self.object(cx)) == Some(MemType::Vram);
-        if holds {
+        let ret = self.try_pin(object, s);
+        // The pin may have failed after the object was charged.
+        Object::<T>::uncharge(object);
+        if ret.is_ok() && Self::is_holder(at) && s.state.is_in_vram() {
             self.held.add(1, Relaxed);
         } else if charged {
             holders.uncharge(size);
@@ -496,59 +435,42 @@ impl<T: PeerObject> GemExport<T> {
         &self,
         cx: &LockedBuffer<'_, Self>,
         at: &MapRequest<'r, Self>,
+        s: &mut Situation,
         dir: DataDirection,
     ) -> Result<Mapping<'r>> {
         let mut object = self.object(cx);
         // Before the device is suspended, the driver moves exported objects with the reservation
         // held, which invalidates the mappings. Importers of objects that do not move keep the
         // device active.
-        let stays =
-            Object::<T>::is_pinned(&object) || (self.is_in_first_place(cx) && self.note_use(at));
+        let stays = s.state.pinned || (s.is_in_place() && self.note_use(at));
         // Keeps the device active until the object has moved.
         let runtime_guard = (!stays)
             .then(|| runtime_guard_if_active(&*self.obj))
             .flatten();
 
-        if !stays {
-            let want = self.wanted(cx, runtime_guard.is_some())?;
-
-            Object::<T>::bring(&mut object, want, false, vram_or_fail::<T>(&self.obj))?;
-            if Object::<T>::HAS_WINDOWS
-                && want != Domain::System
-                && Object::<T>::mem_type(&object) != Some(MemType::Vram)
-            {
-                // VRAM is full, not the aperture.
-                self.no_window.store(false, Relaxed);
-            }
-            self.note_place(&object, at, runtime_guard.is_some());
+        s.active = runtime_guard.is_some();
+        if s.state.pinned || !stays {
+            self.place(&mut object, s, Use::Map)?;
         }
         Object::<T>::touch(&object);
 
-        if Object::<T>::mem_type(&object) == Some(MemType::Vram) {
-            if !at.data().outcome.path.is_peer() {
-                return Err(EOPNOTSUPP);
-            }
+        if s.state.is_in_vram() {
             let vram = Object::<T>::vram_ranges(&object)?;
             if !Object::<T>::HAS_WINDOWS {
                 return at.map_mmio(|bound| Ok(*bound), vram.in_bar(cx.bound())?, dir);
             }
 
-            match self.window(cx) {
-                Err(e)
-                    if is_no_window(e)
-                        && !vram_or_fail::<T>(&self.obj)
-                        && !Object::<T>::is_pinned(&object) =>
-                {
+            let ranges = self.window(&object);
+            s.no_window = self.no_window.load(Relaxed);
+            match placement_without_window(s) {
+                Placement::Move { to, .. } if s.no_window && to == Domain::System => {
                     let _runtime_guard = runtime_guard_if_active(&*self.obj);
 
-                    Object::<T>::bring(&mut object, Domain::System, false, false)?;
+                    Object::<T>::migrate(&mut object, to, false, false)?;
+                    s.state = Object::<T>::state(&object);
                 }
-                ranges => return at.map_mmio(|bound| Ok(*bound), &*ranges?, dir),
+                _ => return at.map_mmio(|bound| Ok(*bound), &*ranges?, dir),
             }
-        }
-        // The driver itself has pinned the object in system memory.
-        if vram_or_fail::<T>(&self.obj) {
-            return Err(EOPNOTSUPP);
         }
 
         let pages = Object::<T>::pages(&mut object)?;
@@ -561,11 +483,6 @@ impl<T: PeerObject> GemExport<T> {
 /// Returns whether importers get an object in VRAM or not at all.
 pub(super) fn vram_or_fail<T: PeerObject>(obj: &Object<T>) -> bool {
     obj.data().vram_or_fail() || obj.domain() == Domain::Vram
-}
-
-/// Returns whether all importers of a buffer can have peer-to-peer memory.
-fn all_peers<T: PeerObject>(cx: &LockedBuffer<'_, GemExport<T>>) -> bool {
-    cx.attachments().all(|at| at.data().outcome.path.is_peer())
 }
 
 #[vtable]
@@ -630,9 +547,10 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     }
 
     fn pin(&self, cx: &LockedBuffer<'_, Self>, at: &Attached<'_, Self>) -> Result {
-        let ret = self.charge_and_pin(cx, at);
+        let mut s = self.situation(cx, at);
+        let ret = self.charge_and_pin(&mut self.object(cx), at, &mut s);
         let outcome = match ret {
-            Ok(()) => self.outcome_now(cx, at),
+            Ok(()) => s.outcome(),
             Err((_, reason)) => Outcome::refused(reason),
         };
         let ret = ret.map_err(|(e, _)| e);
@@ -647,7 +565,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     fn unpin(&self, _buf: &DmaBuf, at: &Attached<'_, Self>) {
         // SAFETY: Called with the reservation held.
         let mut object = unsafe { Held::assume(&*self.obj) };
-        let in_vram = Object::<T>::mem_type(&object) == Some(MemType::Vram);
+        let in_vram = Object::<T>::state(&object).is_in_vram();
 
         Object::<T>::unpin(&mut object);
         if in_vram {
@@ -668,11 +586,12 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         at: &MapRequest<'r, Self>,
         dir: DataDirection,
     ) -> Result<Mapping<'r>> {
-        let ret = self.try_map(cx, at, dir);
+        let mut s = self.situation(cx, at);
+        let ret = self.try_map(cx, at, &mut s, dir);
         if ret.is_err() {
             self.release_window(at);
         }
-        let outcome = self.outcome_now(cx, at);
+        let outcome = s.outcome();
         let result = ret.as_ref().map(|_| ()).map_err(|e| *e);
 
         match ret {
@@ -733,7 +652,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     fn revoke(&self) {
         let placement = self
             .obj
-            .residence()
+            .last_placement()
             .map_or(trace::NO_PLACEMENT, MemType::as_raw);
 
         trace::invalidate(subject(&*self.obj), placement);

@@ -42,7 +42,6 @@ use crate::{
             BaseObject,
             DriverObject, //
         },
-        vram::dma_device,
         Ioctl, //
     },
     pci::{
@@ -357,24 +356,10 @@ where
         outcome,
         distance,
         decision,
-    } = guard.registration_data_with(|reg| {
-        let provider = T::exports(reg).bound();
-
-        match &obj {
-            Some(obj) => query::of_object::<T>(obj, provider, &importer),
-            None => {
-                // SAFETY: The DMA device of a registered device does not change.
-                let owner = unsafe { dma_device(dev.as_raw()) };
-
-                Ok(query::of_vram::<T>(
-                    Object::<T>::vram_of(dev),
-                    owner,
-                    provider,
-                    &importer,
-                ))
-            }
-        }
-    })?;
+    } = match &obj {
+        Some(obj) => query::of_object::<T>(obj, &guard, &importer)?,
+        None => query::of_vram::<T>(&guard, &importer),
+    };
 
     args.path = outcome.path.code();
     args.reason = outcome.reason.code();

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The decision about an importer: peer-to-peer memory, system memory or a refusal.
+//! The decisions about an importer: peer-to-peer memory, system memory or a refusal when it
+//! attaches, and the place of the object when it pins or maps it.
 //!
-//! Pure functions of the [`Facts`] about the importer and the object.
+//! Pure functions of the [`Facts`] about the importer and the object, and of the [`Situation`] in
+//! which the object is used.
 
 use super::{
     Path,
@@ -177,4 +179,250 @@ pub fn decide(facts: &Facts) -> Outcome {
     } else {
         Outcome::system(reason)
     }
+}
+
+/// What an importer is about to do with an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// To pin it: it stays where it is then, so other objects are evicted for it.
+    Pin,
+    /// To map it: it may move later, so VRAM is given to it only if that evicts no object of which
+    /// the device has more need.
+    Map,
+}
+
+/// The situation of an object that an importer uses.
+#[derive(Clone, Copy, Debug)]
+pub struct Situation {
+    /// What the attach of the importer decided.
+    pub attached: Outcome,
+    /// All importers of the object reach it in VRAM.
+    pub all_peers: bool,
+    /// An importer has mapped the object.
+    pub mapped: bool,
+    /// Where the object may live.
+    pub domain: Domain,
+    /// As [`Facts::vram_or_fail`].
+    pub vram_or_fail: bool,
+    /// Where the object is.
+    pub state: State,
+    /// The device is active, and stays so for the time being.
+    pub active: bool,
+    /// The last importer that mapped the object in VRAM found the aperture full.
+    pub no_window: bool,
+    /// A peer got system memory because the device was suspended.
+    pub was_suspended: bool,
+}
+
+/// Where an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State {
+    /// The kind of memory, or [`None`] if it has none yet.
+    pub mem_type: Option<MemType>,
+    /// It cannot move: it is pinned, or its class never moves.
+    pub pinned: bool,
+    /// It is in VRAM where peers see it, or can see it through a window.
+    pub visible: bool,
+}
+
+impl State {
+    /// Returns whether the object is in VRAM.
+    #[inline]
+    pub fn is_in_vram(&self) -> bool {
+        self.mem_type == Some(MemType::Vram)
+    }
+}
+
+/// The result of [`placement`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// The object is used where it is.
+    Stay,
+    /// The object is moved.
+    Move {
+        /// Where to. [`Domain::Either`] is VRAM that is free, or has objects of less use, and else
+        /// system memory.
+        to: Domain,
+        /// Where to if there is no room.
+        or: Option<Domain>,
+    },
+    /// The importer gets an error because of a reason.
+    Refuse(Reason),
+}
+
+impl Placement {
+    const fn to(to: Domain) -> Self {
+        Self::Move { to, or: None }
+    }
+}
+
+impl Situation {
+    /// Returns whether importers get the object in VRAM or not at all.
+    #[inline]
+    pub fn needs_vram(&self) -> bool {
+        self.vram_or_fail || self.domain == Domain::Vram
+    }
+
+    /// Returns whether an object that is not pinned is where [`placement`] would move it, provided
+    /// that the device is active.
+    #[inline]
+    pub fn is_in_place(&self) -> bool {
+        self.state.visible && self.domain != Domain::System && (self.needs_vram() || self.all_peers)
+    }
+
+    /// Returns what the importer gets where the object is now, which may be worse than what its
+    /// attach decided.
+    pub fn outcome(&self) -> Outcome {
+        let in_vram = self.state.is_in_vram();
+
+        if !self.attached.path.is_peer() || (in_vram && !self.no_window) {
+            return self.attached;
+        }
+        let reason = if !self.all_peers {
+            Reason::OtherImporter
+        } else if in_vram {
+            Reason::NoWindow
+        } else if self.was_suspended {
+            Reason::Suspended
+        } else if self.state.pinned {
+            Reason::PinnedElsewhere
+        } else if self.no_window {
+            Reason::NoWindow
+        } else {
+            Reason::NoVram
+        };
+
+        if in_vram || self.needs_vram() {
+            Outcome::refused(reason)
+        } else {
+            Outcome::system(reason)
+        }
+    }
+}
+
+/// Decides where an object has to be for an importer that is about to use it, so that all of its
+/// importers can use it.
+///
+/// A pure function, as [`decide`].
+///
+/// # Examples
+///
+/// ```
+/// use kernel::drm::{
+///     gem::peer::{
+///         placement,
+///         Outcome,
+///         Path,
+///         Placement,
+///         Reason,
+///         Situation,
+///         State,
+///         Use, //
+///     },
+///     vram::{
+///         Domain,
+///         MemType, //
+///     }, //
+/// };
+///
+/// let evicted = Situation {
+///     attached: Outcome::peer(Path::PeerBus),
+///     all_peers: true,
+///     mapped: false,
+///     domain: Domain::Either,
+///     vram_or_fail: false,
+///     state: State {
+///         mem_type: Some(MemType::Tt),
+///         pinned: false,
+///         visible: false,
+///     },
+///     active: true,
+///     no_window: false,
+///     was_suspended: false,
+/// };
+/// assert_eq!(
+///     placement(&evicted, Use::Map),
+///     Placement::Move {
+///         to: Domain::Either,
+///         or: None,
+///     }
+/// );
+///
+/// // For a pin other objects are evicted.
+/// assert_eq!(
+///     placement(&evicted, Use::Pin),
+///     Placement::Move {
+///         to: Domain::Vram,
+///         or: Some(Domain::System),
+///     }
+/// );
+///
+/// // VRAM is out of reach while the device is suspended.
+/// let mut asleep = Situation {
+///     active: false,
+///     ..evicted
+/// };
+/// assert_eq!(
+///     placement(&asleep, Use::Map),
+///     Placement::Move {
+///         to: Domain::System,
+///         or: None,
+///     }
+/// );
+/// asleep.vram_or_fail = true;
+/// assert_eq!(
+///     placement(&asleep, Use::Map),
+///     Placement::Refuse(Reason::Suspended)
+/// );
+/// ```
+pub fn placement(s: &Situation, by: Use) -> Placement {
+    if s.state.pinned {
+        // By an earlier importer, or by the driver itself.
+        let reached = if s.state.is_in_vram() {
+            s.attached.path.is_peer()
+        } else {
+            !s.needs_vram()
+        };
+
+        return if reached {
+            Placement::Stay
+        } else {
+            Placement::Refuse(Reason::PinnedElsewhere)
+        };
+    }
+    if s.needs_vram() {
+        // Its peers keep the device active, and there are no other importers to serve.
+        return if s.active {
+            Placement::to(Domain::Vram)
+        } else {
+            Placement::Refuse(Reason::Suspended)
+        };
+    }
+
+    // If the next importer moved it to VRAM again, although others have mapped it in system memory
+    // for want of a window, two of them could move it to and fro for ever.
+    let lacks_window = s.no_window && s.mapped;
+    if s.domain == Domain::System || !s.all_peers || !s.active || lacks_window {
+        return Placement::to(Domain::System);
+    }
+    match by {
+        // Once it is pinned, it cannot move to VRAM any more.
+        Use::Pin => Placement::Move {
+            to: Domain::Vram,
+            or: Some(Domain::System),
+        },
+        // An object that is in VRAM is not evicted to make room in system memory.
+        Use::Map => Placement::to(Domain::Either),
+    }
+}
+
+/// Decides where an object in VRAM has to be, for an importer that has found no window to map it.
+pub fn placement_without_window(s: &Situation) -> Placement {
+    let without = Situation {
+        no_window: true,
+        mapped: true,
+        ..*s
+    };
+
+    placement(&without, Use::Map)
 }

@@ -27,8 +27,7 @@ use crate::{
         self,
         gem::{
             BaseObject,
-            IntoGEMObject,
-            PrimeHooks, //
+            IntoGEMObject, //
         },
         vram::Domain, //
     },
@@ -39,25 +38,14 @@ use crate::{
     }, //
 };
 use core::{
-    marker::PhantomData,
     mem,
     ptr, //
 };
 
-/// Returns the callbacks for [`DriverObject::PRIME`](crate::drm::gem::DriverObject::PRIME).
-pub const fn hooks<T: PeerObject>() -> PrimeHooks<T> {
-    // INVARIANT: The callbacks expect objects of the class `Object<T>`.
-    PrimeHooks {
-        export: Some(export_callback::<T>),
-        import: Some(import_callback::<T>),
-        _p: PhantomData,
-    }
-}
-
 /// # Safety
 ///
 /// Called by the DRM core with an object of the class `Object<T>` that has a handle.
-unsafe extern "C" fn export_callback<T: PeerObject>(
+pub(in crate::drm::gem) unsafe extern "C" fn export_callback<T: PeerObject>(
     obj: *mut bindings::drm_gem_object,
     flags: c_int,
 ) -> *mut bindings::dma_buf {
@@ -103,16 +91,19 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
     // SAFETY: The device of a valid object is valid. Only objects of registered devices have
     // handles, and only objects with handles are exported.
     let dev: &drm::Device<T::Driver, drm::Ioctl> = unsafe { drm::Device::from_raw((*raw).dev) };
-    let guard = dev.registration_guard().ok_or(ENODEV)?;
+    let _guard = dev.registration_guard().ok_or(ENODEV)?;
     let normal: &drm::Device<T::Driver> = dev;
 
     let export = GemExport::<T>::new(obj, normal)?;
 
-    let buf = guard.registration_data_with(|reg| {
-        // CAST: Flags of `open()` are not negative.
-        // SAFETY: The reservation is that of the object, which `export` keeps alive.
-        unsafe { T::exports(reg).export_with_resv(export, obj.size(), flags as u32, (*raw).resv) }
-    })?;
+    // CAST: Flags of `open()` are not negative.
+    // SAFETY: The device is registered as long as there is the guard. The reservation is that of
+    // the object, which `export` keeps alive.
+    let buf = unsafe {
+        obj.vram()
+            .exports()
+            .export_with_resv(export, obj.size(), flags as u32, (*raw).resv)
+    }?;
 
     // An object that does not know its dma-buf would move without invalidating mappings, so this
     // must not depend on whether the table of `T` has one address.
@@ -137,7 +128,7 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
 /// # Safety
 ///
 /// Called by the DRM core with a device of `T::Driver` and a valid dma-buf.
-unsafe extern "C" fn import_callback<T: PeerObject>(
+pub(in crate::drm::gem) unsafe extern "C" fn import_callback<T: PeerObject>(
     dev: *mut bindings::drm_device,
     buf: *mut bindings::dma_buf,
 ) -> *mut bindings::drm_gem_object {

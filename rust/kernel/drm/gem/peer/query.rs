@@ -23,8 +23,7 @@ use super::{
     Object,
     Outcome,
     PeerObject,
-    Unrevocable,
-    Vram, //
+    Unrevocable, //
 };
 use crate::{
     device,
@@ -32,7 +31,12 @@ use crate::{
         exporter::AttachRequest,
         peer::Route, //
     },
-    drm::vram::Domain,
+    drm::{
+        self,
+        gem::DriverObject,
+        vram::Domain,
+        Registered, //
+    },
     pci::p2pdma::{
         Decision,
         MapType,
@@ -41,6 +45,8 @@ use crate::{
     pm::RuntimeGuard,
     prelude::*, //
 };
+
+type Device<T> = drm::Device<<T as DriverObject>::Driver, Registered>;
 
 /// The class of an importer: the facts that decide about it, except for its place in the machine.
 ///
@@ -189,7 +195,7 @@ pub struct Answer {
     pub decision: Option<Decision>,
 }
 
-/// Returns what `importer` would get of `obj`, by the route from `provider`, its VRAM.
+/// Returns what `importer` would get of `obj`, an object of `dev`.
 ///
 /// Resumes the device, if the object may be in VRAM, and takes the reservation of the object.
 ///
@@ -198,13 +204,14 @@ pub struct Answer {
 /// `EINTR` if a signal arrives.
 pub fn of_object<T: PeerObject>(
     obj: &Object<T>,
-    provider: &Provider<'_>,
+    dev: &Device<T>,
     importer: &Importer<'_>,
 ) -> Result<Answer> {
     // As `prepare_attach()` does.
     let runtime_guard = (obj.domain() != Domain::System).then(|| runtime_guard(obj));
     let suspended = matches!(&runtime_guard, Some(Err(_)));
-    let (route, decision) = importer.route(provider);
+    // SAFETY: The device is registered.
+    let (route, decision) = importer.route(unsafe { Object::<T>::vram_of(dev).provider() });
     let outcome = with_reserved(obj, true, |object| {
         Ok(decide(&GemExport::<T>::facts(
             object, importer, route, suspended,
@@ -218,18 +225,15 @@ pub fn of_object<T: PeerObject>(
     })
 }
 
-/// Returns what `importer` would get of `vram` of the device `owner`, for an object that importers
-/// get in VRAM or not at all, that the BAR shows, and that is neither pinned nor encoded.
+/// Returns what `importer` would get of the VRAM of `dev`, for an object that importers get in VRAM
+/// or not at all, that the BAR shows, and that is neither pinned nor encoded.
 ///
 /// Resumes the device.
-pub fn of_vram<T: PeerObject>(
-    vram: &<Object<T> as Backing>::Vram,
-    owner: &device::Device,
-    provider: &Provider<'_>,
-    importer: &Importer<'_>,
-) -> Answer {
-    let runtime_guard = RuntimeGuard::new(owner);
-    let (route, decision) = importer.route(provider);
+pub fn of_vram<T: PeerObject>(dev: &Device<T>, importer: &Importer<'_>) -> Answer {
+    let vram = Object::<T>::vram_of(dev);
+    let runtime_guard = RuntimeGuard::new(vram.owner());
+    // SAFETY: The device is registered.
+    let (route, decision) = importer.route(unsafe { vram.provider() });
     let facts = Facts {
         suspended: runtime_guard.is_err(),
         route,

@@ -3,14 +3,12 @@
 //! The answers of objects that TTM moves to the questions of the export policy.
 
 use super::{
-    Device,
     Held,
     Object,
     TtmObject, //
 };
 use crate::{
     bindings,
-    device,
     dma_buf::{
         exporter::mapping::RangeList,
         DmaBuf, //
@@ -22,9 +20,7 @@ use crate::{
             peer::{
                 Backing,
                 Client,
-                Counters,
-                Holders,
-                PeerObject,
+                State,
                 Vram, //
             },
             BaseObject, //
@@ -48,9 +44,8 @@ use crate::{
 
 // SAFETY: Only `set_exported()` writes the cell `exported`. `move_object()` invalidates the dma-buf
 // and waits for the fences before an object moves, and pages stay until then.
-unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> {
+unsafe impl<T: TtmObject> Backing for Object<T> {
     type Data = T;
-    type Vram = Device<T>;
 
     const HAS_WINDOWS: bool = T::APERTURE.is_some();
 
@@ -60,18 +55,13 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
     }
 
     #[inline]
-    fn vram_of(data: &<T::Driver as drm::Driver>::Data) -> &Device<T> {
+    fn vram_of(data: &<T::Driver as drm::Driver>::Data) -> &Vram<T> {
         T::ttm(data)
     }
 
     #[inline]
-    fn vram(&self) -> &Device<T> {
+    fn vram(&self) -> &Vram<T> {
         self.ttm()
-    }
-
-    #[inline]
-    fn owner(&self) -> &device::Device {
-        self.ttm().owner()
     }
 
     #[inline]
@@ -85,29 +75,37 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
     }
 
     #[inline]
-    fn residence(&self) -> Option<MemType> {
-        Object::residence(self)
+    fn last_placement(&self) -> Option<MemType> {
+        Object::last_placement(self)
     }
 
     #[inline]
-    fn mem_type(object: &Held<'_, Self>) -> Option<MemType> {
-        object.mem_type()
+    fn state(object: &Held<'_, Self>) -> State {
+        let mem_type = object.mem_type();
+        let visible = if T::APERTURE.is_some() {
+            mem_type == Some(MemType::Vram)
+        } else {
+            object
+                .vram()
+                .is_some_and(|vram| vram.is_below(object.visible()))
+        };
+
+        State {
+            mem_type,
+            pinned: object.is_pinned(),
+            visible,
+        }
     }
 
-    fn bytes_seen(object: &Held<'_, Self>) -> u64 {
-        object.bytes_seen()
+    fn visible_bytes(object: &Held<'_, Self>) -> u64 {
+        object.visible_bytes()
     }
 
     fn client(object: &Held<'_, Self>) -> Client {
         object.client()
     }
 
-    #[inline]
-    fn is_pinned(object: &Held<'_, Self>) -> bool {
-        object.is_pinned()
-    }
-
-    fn can_be_seen(object: &Held<'_, Self>) -> bool {
+    fn can_be_visible(object: &Held<'_, Self>) -> bool {
         if T::APERTURE.is_some() {
             return T::APERTURE.fits(object.drm(), object.obj.size() as u64);
         }
@@ -123,14 +121,7 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
         }
     }
 
-    #[inline]
-    fn is_seen(object: &Held<'_, Self>) -> bool {
-        object
-            .vram()
-            .is_some_and(|vram| vram.is_below(object.visible()))
-    }
-
-    fn bring(
+    fn migrate(
         object: &mut Held<'_, Self>,
         domain: Domain,
         interruptible: bool,
@@ -227,30 +218,5 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
 
         // SAFETY: As promised by the caller.
         unsafe { Self::import(dev, buf, args) }
-    }
-}
-
-impl<T: TtmObject> Vram<Object<T>> for Device<T> {
-    #[inline]
-    fn counters(&self) -> &Counters {
-        self.peers()
-    }
-
-    #[inline]
-    fn holders(&self) -> &Holders {
-        Device::holders(self)
-    }
-
-    #[inline]
-    fn visible(&self) -> u64 {
-        Device::visible(self)
-    }
-
-    fn object_from(&self, id: u64) -> Option<ARef<Object<T>>> {
-        Device::object_from(self, id)
-    }
-
-    fn moves(&self) -> u64 {
-        Device::moves(self)
     }
 }

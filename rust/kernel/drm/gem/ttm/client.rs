@@ -128,13 +128,13 @@ pub fn show_memory_stats<T: TtmObject>(file: &ClientOf<T>, p: &mut drm::Printer)
             total.private += size;
         }
 
-        let resident = match obj.residence() {
+        let resident = match obj.last_placement() {
             Some(MemType::Vram) => &mut vram,
             Some(MemType::Tt) => &mut system,
             _ => continue,
         };
         resident.resident += size;
-        seen += obj.bytes_seen();
+        seen += obj.visible_bytes();
         // SAFETY: The object is valid, and so is its reservation, which need not be held.
         if !unsafe { bindings::dma_resv_test_signaled((*gem).resv, READERS) } {
             resident.active += size;

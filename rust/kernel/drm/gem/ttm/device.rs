@@ -24,7 +24,6 @@ use super::{
 use crate::{
     bindings,
     container_of,
-    device,
     drm::{
         self,
         exec::{
@@ -35,12 +34,13 @@ use crate::{
         gem::{
             aperture::Windows,
             peer::{
-                self,
-                Unrevocable, //
+                Parent,
+                ParentOf,
+                Unrevocable,
+                Vram, //
             },
             ttm::Object,
-            BaseObject,
-            IntoGEMObject, //
+            BaseObject, //
         },
         ttm::{
             engine::Engine,
@@ -58,87 +58,66 @@ use crate::{
         },
         vram::{
             charge,
-            dma_device,
             Allocator,
-            MemType,
-            Objects,
-            Room, //
+            MemType, //
         }, //
     },
     error::to_result,
-    pci,
     pm::RuntimeGuard,
     prelude::*,
     sync::{
         aref::ARef,
         atomic::{
-            Acquire,
             Atomic,
-            Relaxed,
-            Release, //
+            Relaxed, //
         },
         Arc,
-        Mutex,
         SetOnce, //
     },
     types::Opaque, //
 };
 use core::{
-    cell::UnsafeCell,
     marker::{
         PhantomData,
         PhantomPinned, //
     },
-    ptr::{
-        self,
-        NonNull, //
-    }, //
+    ops::Deref,
+    ptr, //
 };
 
 /// The memory of one DRM device, `struct ttm_device` with its managers.
 ///
-/// It belongs into the data of the DRM device ([`drm::Driver::Data`]). [`Self::setup`] must be
-/// called once after the DRM device was made; there are no objects before.
+/// It belongs into the data of the DRM device ([`drm::Driver::Data`]). Objects can be made when the
+/// registration data is made, and later. When the DRM device is registered, VRAM becomes a region
+/// of the cgroup controller `dmem`, called `drm/<device>/vram0`, and pinned VRAM is one called
+/// `drm/<device>/pinned`, until the DRM device is unplugged.
 ///
 /// # Invariants
 ///
-/// Once `ready` is set, which happens once:
-///
-/// - `bdev` is an initialized device with the managers `vram` and `tt`; `drm` is the DRM device
-///   whose data `self` is part of,
-/// - `vram_start` and `visible` do not change.
+/// Once `peers` is started, `bdev` is an initialized device with the managers `vram` and `tt`, of
+/// the DRM device whose data `self` is part of.
 #[pin_data(PinnedDrop)]
 pub struct Device<T: TtmObject> {
     bdev: Opaque<bindings::ttm_device>,
     vram: VramManager,
     tt: TtManager,
-    drm: UnsafeCell<*mut bindings::drm_device>,
     /// VRAM as regions of the cgroup controller, to which objects in VRAM, and pins, are charged.
     regions: SetOnce<Regions>,
-    /// The physical address of VRAM.
-    vram_start: UnsafeCell<u64>,
-    /// How much of VRAM the CPU and peers see, in bytes.
-    visible: UnsafeCell<u64>,
-    ready: Atomic<bool>,
     /// Bytes of VRAM that are pinned.
     pinned: Atomic<u64>,
     /// How many bytes may be pinned.
     pin_limit: Atomic<u64>,
     /// How many bytes may be pinned for one client.
     client_pin_limit: Atomic<u64>,
-    /// How often the content of an object was moved.
-    move_count: Atomic<u64>,
     pub(super) jobs: Jobs,
     validation: Pin<KBox<Validation>>,
-    /// The counters of what importers got.
-    peers: peer::Counters,
-    holders: peer::Holders,
+    /// VRAM as peers see it.
+    peers: Vram<T>,
     /// The task in which the driver suspends or resumes the device, for which objects are moved, or
     /// 0.
     pub(super) transition: Atomic<usize>,
     /// Objects have backups.
     pub(super) has_backups: Atomic<bool>,
-    objects: Pin<KBox<Mutex<Objects>>>,
     /// The windows through which peers and the CPU see objects.
     pub(super) windows: Windows,
     /// Objects that are no longer mapped for direct I/O, whose pages still have references.
@@ -148,8 +127,7 @@ pub struct Device<T: TtmObject> {
     _p: PhantomData<fn(T)>,
 }
 
-// SAFETY: Only `setup` writes to the cells, before `ready` is set and without another task; the
-// rest is synchronized by TTM or atomic.
+// SAFETY: TTM synchronizes access to the C structure and the managers; the rest is `Send`.
 unsafe impl<T: TtmObject> Send for Device<T> {}
 
 // SAFETY: As for `Send`.
@@ -172,16 +150,36 @@ impl<T: TtmObject> Device<T> {
         ..pin_init::zeroed()
     };
 
-    /// Makes the memory of a device with one engine, with the VRAM of `allocator`.
+    /// Makes the memory of the device `parent`, with one engine. `allocator` allocates VRAM, of
+    /// which the CPU and peers see the first `visible` bytes in the BAR `bar`.
     ///
-    /// Initially half of it may be pinned.
+    /// `parent` is that of the DRM device: the PCI device, or an auxiliary device of it. The PCI
+    /// device, for which [`enable_p2pdma`](crate::pci::Device::enable_p2pdma) was called, becomes
+    /// the DMA device: it is kept active for VRAM, maps system memory, imports buffers, and is
+    /// named in the tracepoints and the cgroup controller.
+    ///
+    /// Objects are moved to where the CPU and peers see them when they are to be accessed, unless
+    /// there are windows: [`TtmObject::APERTURE`]. Initially half of VRAM may be pinned.
     ///
     /// # Errors
     ///
+    /// - `EINVAL` if there is no such BAR, if `visible` is more than it shows, or if `parent` is
+    ///   not prepared.
+    /// - `EOPNOTSUPP` if the engines do DMA, and the PCI device does not reach all system memory.
     /// - `ENAMETOOLONG` if the name of the driver has more than 31 bytes.
     /// - `ENOMEM` if memory runs out.
-    pub fn new(allocator: Arc<Allocator>) -> impl PinInit<Self, Error> {
-        Self::with_engines(allocator, &[<T::Driver as drm::Driver>::INFO.name])
+    pub fn new(
+        parent: &ParentOf<T>,
+        bar: u32,
+        visible: u64,
+        allocator: Arc<Allocator>,
+    ) -> impl PinInit<Self, Error> + use<T>
+    where
+        ParentOf<T>: Parent,
+    {
+        let name = <T::Driver as drm::Driver>::INFO.name;
+
+        Self::with_engines(parent, bar, visible, allocator, &[name])
     }
 
     /// As [`Self::new`], with an engine for each of `names`, which name the contexts of their
@@ -189,38 +187,38 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if there is no name, `E2BIG` if there are more than
+    /// - Those of [`Self::new`], and `EINVAL` if there is no name, `E2BIG` if there are more than
     ///   [`MAX_ENGINES`](drm::ttm::MAX_ENGINES).
-    /// - `ENAMETOOLONG` if one has more than 31 bytes.
-    /// - `ENOMEM` if memory runs out.
     pub fn with_engines(
+        parent: &ParentOf<T>,
+        bar: u32,
+        visible: u64,
         allocator: Arc<Allocator>,
         names: &[&CStr],
-    ) -> impl PinInit<Self, Error> + use<T> {
+    ) -> impl PinInit<Self, Error> + use<T>
+    where
+        ParentOf<T>: Parent,
+    {
         let vram_size = allocator.size();
-        let jobs = Jobs::new(names);
+        let peers = Vram::new(parent, bar, visible, allocator.clone());
+        let jobs = parent
+            .pci()
+            .and_then(|pdev| Self::jobs(pdev.as_ref(), names));
 
-        // INVARIANT: The device is not ready.
+        // INVARIANT: The VRAM is not started.
         try_pin_init!(Self {
             bdev: Opaque::zeroed(),
             vram: VramManager::new(allocator),
             tt: TtManager::new(),
-            drm: UnsafeCell::new(ptr::null_mut()),
             regions: SetOnce::new(),
-            vram_start: UnsafeCell::new(0),
-            visible: UnsafeCell::new(0),
-            ready: Atomic::new(false),
             pinned: Atomic::new(0),
             pin_limit: Atomic::new(vram_size / 2),
             client_pin_limit: Atomic::new(u64::MAX),
-            move_count: Atomic::new(0),
             jobs: jobs?,
             validation: Validation::new()?,
-            peers: peer::Counters::new(),
-            holders: peer::Holders::new(),
+            peers: peers?,
             transition: Atomic::new(0),
             has_backups: Atomic::new(false),
-            objects: Objects::new()?,
             windows: Windows::new()?,
             deferred: Deferred::new(),
             _pin: PhantomPinned,
@@ -228,68 +226,28 @@ impl<T: TtmObject> Device<T> {
         })
     }
 
-    /// Starts the memory management of `drm`, whose VRAM is shown by the BAR `bar` of `pdev`.
-    ///
-    /// `pdev` is the parent of the DRM device, or the parent of the auxiliary device that is its
-    /// parent. It becomes the DMA device: `pdev`, not the parent, is kept active for VRAM, maps
-    /// system memory, imports buffers, and is named in the tracepoints and the cgroup controller.
-    ///
-    /// The CPU and peers see the first `visible` bytes of VRAM, at most the size of the BAR.
-    /// Objects are moved there when they are to be accessed, unless there are windows:
-    /// [`TtmObject::APERTURE`].
-    ///
-    /// VRAM is a region of the cgroup controller `dmem`, called `drm/<device>/vram0`, and pinned
-    /// VRAM is one called `drm/<device>/pinned`, until the DRM device is unplugged.
+    /// Starts the memory management of `drm`, which is about to be registered.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `pdev` is neither the parent of `drm` nor the parent of its parent, if
-    ///   `visible` exceeds VRAM or the BAR, if there is no such BAR, or if [`TtmObject::ttm`] does
-    ///   not return a part of the data of `drm`.
-    /// - `EBUSY` if it was called before.
-    /// - `EOPNOTSUPP` if the engines do DMA, and `pdev` does not reach all system memory.
+    /// - `EINVAL` if [`TtmObject::ttm`] does not return a part of the data of `drm`, or `drm` has
+    ///   another parent than [`Self::new`] was given.
     /// - `ENOMEM` if memory runs out.
-    pub fn setup(
-        drm: &drm::UnregisteredDevice<T::Driver>,
-        pdev: &pci::Device<device::Bound>,
-        bar: u32,
-        visible: u64,
-    ) -> Result {
+    pub(super) fn start(drm: &drm::UnregisteredDevice<T::Driver>) -> Result {
         let data: &<T::Driver as drm::Driver>::Data = drm;
         let this = T::ttm(data);
-        let dev = drm.as_raw();
+        let (dev, owner) = (drm.as_raw(), this.owner().as_raw());
 
-        this.vram
-            .allocator()
-            .check_setup(drm, this, pdev, bar, visible)?;
-
-        let owner: &device::Device<device::Bound> = pdev.as_ref();
-        this.setup_jobs(owner)?;
-        let vram_start = pdev.resource_start(bar)?;
-        vram_start.checked_add(visible).ok_or(EINVAL)?;
-
-        if this.ready.load(Acquire) {
-            return Err(EBUSY);
-        }
-
-        // SAFETY: No other task uses the cells: an `UnregisteredDevice` is not `Sync`, so no other
-        // task can be in this function, and other code waits for `ready`.
-        unsafe {
-            *this.drm.get() = dev;
-            *this.vram_start.get() = vram_start;
-            *this.visible.get() = visible;
-        }
+        this.peers.prepare(drm, this)?;
 
         let bdev = this.bdev.get();
-        // SAFETY: Both devices are valid, and the DRM device is not in use yet: it keeps the other
-        // one until after its data is dropped. `bdev` is zeroed. The DRM device outlives `bdev`,
-        // which is part of its data.
+        // SAFETY: Both devices are valid. `bdev` is zeroed. The DRM device outlives `bdev`, which is
+        // part of its data.
         to_result(unsafe {
-            bindings::drm_dev_set_dma_dev(dev, owner.as_raw());
             bindings::ttm_device_init(
                 bdev,
                 const { &Self::FUNCS },
-                owner.as_raw(),
+                owner,
                 (*(*dev).anon_inode).i_mapping,
                 (*dev).vma_offset_manager,
                 bindings::TTM_ALLOCATION_PROPAGATE_ENOSPC,
@@ -302,7 +260,7 @@ impl<T: TtmObject> Device<T> {
         let regions = unsafe {
             this.vram.init::<T>(bdev);
             this.tt.init(bdev);
-            Regions::new(owner.as_raw(), this.vram.as_raw(), this.vram_size())
+            Regions::new(owner, this.vram.as_raw(), this.vram_size())
         };
         let regions = regions.inspect_err(|_| {
             // SAFETY: There is no object, and all of it was set up above.
@@ -319,8 +277,8 @@ impl<T: TtmObject> Device<T> {
         };
         this.regions.populate(regions);
 
-        // INVARIANT: All fields are set.
-        this.ready.store(true, Release);
+        // INVARIANT: All of it was set up.
+        this.peers.start(drm);
         Ok(())
     }
 
@@ -328,7 +286,7 @@ impl<T: TtmObject> Device<T> {
     ///
     /// An access resumes the device. Sleeps. Mirrors `unmap_mapping_range()`.
     pub(super) fn zap_mappings(&self) {
-        if self.ready.load(Acquire) {
+        if self.peers.is_started() {
             // SAFETY: By the type invariant the device is initialized; its mapping is that of the
             // DRM device, which outlives it.
             unsafe { bindings::unmap_mapping_range((*self.bdev.get()).dev_mapping, 0, 0, 1) };
@@ -338,7 +296,7 @@ impl<T: TtmObject> Device<T> {
     /// Ends the use of `drm`, which was unplugged: nothing gets VRAM any more, and engines reach no
     /// system memory.
     pub(super) fn unplugged(&self, drm: *mut bindings::drm_device) {
-        if self.bdev(drm).is_ok() {
+        if self.check(drm).is_ok() {
             self.unregister_regions();
             self.unmap_all();
         }
@@ -354,32 +312,22 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if [`Self::setup`] was not called, or for another device.
+    /// `EINVAL` if `drm` is another device, or was never about to be registered.
     pub(super) fn bdev(&self, drm: *mut bindings::drm_device) -> Result<*mut bindings::ttm_device> {
-        // SAFETY: `drm` does not change once `ready` is set.
-        if self.ready.load(Acquire) && unsafe { *self.drm.get() } == drm {
-            Ok(self.bdev.get())
-        } else {
-            Err(EINVAL)
-        }
+        self.check(drm)?;
+        Ok(self.bdev.get())
     }
 
     /// Returns the manager of VRAM, and the C structure.
     ///
     /// # Errors
     ///
-    /// `EINVAL` before [`Self::setup`].
+    /// `EINVAL` before the DRM device is about to be registered.
     pub(super) fn vram_manager(&self) -> Result<(&VramManager, *mut bindings::ttm_device)> {
-        if !self.ready.load(Acquire) {
+        if !self.peers.is_started() {
             return Err(EINVAL);
         }
         Ok((&self.vram, self.bdev.get()))
-    }
-
-    /// Returns the physical address of VRAM.
-    pub(super) fn vram_start(&self) -> u64 {
-        // SAFETY: The address does not change once there is an object.
-        unsafe { *self.vram_start.get() }
     }
 
     /// Returns those of `places` that are large enough for `size` bytes.
@@ -394,12 +342,6 @@ impl<T: TtmObject> Device<T> {
         Places::fitting(places, size, |mem_type| self.size_of(mem_type))
     }
 
-    /// Returns the allocator of VRAM.
-    #[inline]
-    pub fn allocator(&self) -> &Allocator {
-        self.vram.allocator()
-    }
-
     /// Returns the offset after the last byte of a kind of memory.
     pub(super) fn size_of(&self, mem_type: MemType) -> u64 {
         match mem_type {
@@ -412,17 +354,6 @@ impl<T: TtmObject> Device<T> {
     #[inline]
     pub fn vram_size(&self) -> u64 {
         self.vram.allocator().size()
-    }
-
-    /// Returns how much of VRAM the CPU and peers see, in bytes; 0 before [`Self::setup`].
-    #[inline]
-    pub fn visible(&self) -> u64 {
-        if self.ready.load(Acquire) {
-            // SAFETY: The size does not change once `ready` is set.
-            unsafe { *self.visible.get() }
-        } else {
-            0
-        }
     }
 
     /// Returns how much of VRAM is free, in bytes. Objects that wait for their deletion still have
@@ -481,7 +412,7 @@ impl<T: TtmObject> Device<T> {
     }
 
     /// Sets how much of VRAM may be pinned: the limits of all clients and of one, and the policy for
-    /// importers that cannot be revoked. To be called after [`Self::setup`].
+    /// importers that cannot be revoked.
     pub fn set_pin_shares(&self, shares: &PinShares) {
         let size = self.visible();
         let bytes = |percent: u64| match percent {
@@ -533,90 +464,18 @@ impl<T: TtmObject> Device<T> {
             .map_err(|e| if e == EINTR { ERESTARTSYS } else { e })
     }
 
-    /// Returns how often the content of an object was moved to or from VRAM.
-    #[inline]
-    pub fn moves(&self) -> u64 {
-        self.move_count.load(Relaxed)
-    }
-
-    /// Counts a move.
-    pub(super) fn count_move(&self) {
-        self.move_count.fetch_add(1, Relaxed);
-    }
-
     /// Takes a runtime PM guard of the device.
     ///
     /// # Errors
     ///
-    /// `EINVAL` before [`Self::setup`], and those of [`RuntimeGuard::new`].
+    /// Those of [`RuntimeGuard::new`].
     pub(super) fn runtime_guard(&self) -> Result<RuntimeGuard> {
-        if !self.ready.load(Acquire) {
-            return Err(EINVAL);
-        }
-
         RuntimeGuard::new(self.owner())
-    }
-
-    /// Returns the device whose memory VRAM is. Only after [`Self::setup`].
-    pub(super) fn owner(&self) -> &device::Device {
-        // SAFETY: `drm` does not change once `ready` is set; `self` is a part of its data.
-        unsafe { dma_device(*self.drm.get()) }
-    }
-
-    /// Returns the policy for importers that cannot be revoked, and what they have pinned.
-    #[inline]
-    pub fn holders(&self) -> &peer::Holders {
-        &self.holders
-    }
-
-    /// Returns the counters of what importers got.
-    #[inline]
-    pub fn peers(&self) -> &peer::Counters {
-        &self.peers
-    }
-
-    /// Returns a number for an object, which no other object gets.
-    pub(super) fn number(&self) -> u64 {
-        self.objects.lock().number()
-    }
-
-    /// Adds an object to the list of all.
-    ///
-    /// # Safety
-    ///
-    /// [`Self::remove`] must be called before the memory of the object is freed.
-    pub(super) unsafe fn insert(&self, obj: &Object<T>, room: Room) {
-        // SAFETY: The object is valid, as it has a reference, and stays in memory until `remove`.
-        unsafe {
-            self.objects
-                .lock()
-                .insert(obj.id(), NonNull::new_unchecked(obj.as_raw()), room)
-        }
-    }
-
-    /// Removes an object from the list of all.
-    pub(super) fn remove(&self, id: u64) {
-        self.objects.lock().remove(id);
     }
 
     /// Returns the object with the number `id`.
     pub fn object(&self, id: u64) -> Option<ARef<Object<T>>> {
         self.object_from(id).filter(|obj| obj.id() == id)
-    }
-
-    /// Returns the first object whose number is at least `id`.
-    ///
-    /// To visit all objects, the caller goes on with the number after the returned one. Objects
-    /// that are made or freed meanwhile may be missed.
-    pub fn object_from(&self, id: u64) -> Option<ARef<Object<T>>> {
-        let gem = self.objects.lock().get(id)?;
-
-        // SAFETY: The reference that was just taken belongs to the caller now. All objects of the
-        // device are of this class.
-        Some(unsafe {
-            let obj: &Object<T> = IntoGEMObject::from_raw(gem.as_ptr());
-            ARef::from_raw(obj.into())
-        })
     }
 
     /// Charges `bytes` of VRAM that are about to be pinned, also to the cgroup of the current task.
@@ -667,10 +526,19 @@ impl<T: TtmObject> Device<T> {
     }
 }
 
+impl<T: TtmObject> Deref for Device<T> {
+    type Target = Vram<T>;
+
+    #[inline]
+    fn deref(&self) -> &Vram<T> {
+        &self.peers
+    }
+}
+
 #[pinned_drop]
 impl<T: TtmObject> PinnedDrop for Device<T> {
     fn drop(self: Pin<&mut Self>) {
-        if !self.ready.load(Acquire) {
+        if !self.peers.is_started() {
             return;
         }
 
@@ -803,7 +671,7 @@ unsafe extern "C" fn io_mem_reserve_callback<T: TtmObject>(
             return EIO.to_errno();
         }
         if (*resource).mem_type == bindings::TTM_PL_VRAM {
-            let start = *Device::<T>::from_raw(bdev).vram_start.get();
+            let start = Device::<T>::from_raw(bdev).vram_start();
             let bus = &mut (*resource).bus;
 
             // `io_mem_pfn_callback` finds the pages; this only marks the resource as I/O memory.

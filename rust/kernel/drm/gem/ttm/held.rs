@@ -385,7 +385,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     }
 
     /// Returns how many bytes of the object are in VRAM where the CPU and peers see them.
-    pub(super) fn bytes_seen(&self) -> u64 {
+    pub(super) fn visible_bytes(&self) -> u64 {
         self.vram()
             .map_or(0, |vram| vram.bytes_below(self.visible()))
     }

@@ -15,10 +15,7 @@ use crate::{
         self,
         file::DriverFile,
         gem::{
-            peer::{
-                GemExport,
-                PeerObject, //
-            },
+            peer::GemExport,
             BaseObject, //
         },
         Ioctl, //
@@ -38,7 +35,7 @@ use core::ops::Range;
 /// # Errors
 ///
 /// See the header.
-pub fn import_info<T: TtmObject + PeerObject<Class = Object<T>>>(
+pub fn import_info<T: TtmObject>(
     dev: &drm::Device<T::Driver, Ioctl>,
     args: &mut uapi::drm_peer_import_info,
     file: &ClientOf<T>,

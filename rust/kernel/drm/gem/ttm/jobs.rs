@@ -65,10 +65,10 @@ pub(super) struct Jobs {
 }
 
 impl Jobs {
-    pub(super) fn new(names: &[&CStr]) -> Result<Self> {
+    fn new(dev: &device::Device, names: &[&CStr]) -> Result<Self> {
         Ok(Self {
             moves: Moves::new(names)?,
-            losses: Losses::new()?,
+            losses: Losses::new(dev)?,
             tables: Tables::new()?,
         })
     }
@@ -83,13 +83,16 @@ fn this_task() -> usize {
 impl<T: TtmObject> Device<T> {
     const DMA: bool = <T::Engine<'static, 'static> as Engine>::DMA;
 
-    /// Checks that the engines can work for `dev`, whose memory VRAM is.
-    pub(super) fn setup_jobs(&self, dev: &device::Device<device::Bound>) -> Result {
+    /// Makes the data for the jobs of `dev`, whose memory VRAM is.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the engines cannot work for it, and those of [`Moves::new`].
+    pub(super) fn jobs(dev: &device::Device<device::Bound>, names: &[&CStr]) -> Result<Jobs> {
         if Self::DMA {
             dma::check_device(dev)?;
         }
-        self.jobs.losses.set_device(dev);
-        Ok(())
+        Jobs::new(dev, names)
     }
 
     /// Returns the group of the fences of this device. Work of the device that its engines do not

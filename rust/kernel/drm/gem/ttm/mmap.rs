@@ -111,7 +111,7 @@ pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
     };
     // Held until the pages are mapped. The mapping is removed when the device is suspended.
     let mut runtime_guard = None;
-    if obj.residence() == Some(MemType::Vram) {
+    if obj.last_placement() == Some(MemType::Vram) {
         match obj.runtime_guard() {
             Ok(now) => runtime_guard = Some(now),
             Err(_) => return bindings::vm_fault_reason_VM_FAULT_SIGBUS,

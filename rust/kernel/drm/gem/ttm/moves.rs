@@ -109,11 +109,11 @@ pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
 
     if let Some(obj) = obj {
         // Only moves change the value, and the reservation is held.
-        let from_type = obj.residence.load(Relaxed);
+        let from_type = obj.last_placement.load(Relaxed);
         if ret.is_ok() {
-            obj.residence.store(to_type, Relaxed);
+            obj.last_placement.store(to_type, Relaxed);
             // SAFETY: The reservation is held.
-            let seen = unsafe { Held::assume(obj) }.bytes_seen();
+            let seen = unsafe { Held::assume(obj) }.visible_bytes();
             obj.seen.store(seen, Relaxed);
         }
         trace::moved(obj.subject(), from_type, to_type, evict, ret);
@@ -259,7 +259,7 @@ impl<'a, T: TtmObject> Move<'a, T> {
     /// `ENODEV` if the device is just being unplugged.
     fn notify(self) -> Result<Notified<'a, T>> {
         if let Some(buf) = self.shared() {
-            trace::invalidate(self.obj.subject(), self.obj.residence.load(Relaxed));
+            trace::invalidate(self.obj.subject(), self.obj.last_placement.load(Relaxed));
             // SAFETY: By the type invariant of `Object` it is the dma-buf of the object, whose
             // reservation, which they share, is held.
             unsafe { bindings::dma_buf_invalidate_mappings(buf.as_ptr()) };

@@ -15,6 +15,7 @@ use crate::{
         gem::{
             self,
             aperture::ApertureHook,
+            peer::PeerObject,
             DriverObject, //
         },
         queue::RingOps,
@@ -80,7 +81,10 @@ use crate::{
 /// 9. the lock of the list of all objects, which is taken last.
 ///
 /// Callbacks of TTM run with 4 held and must not take another reservation.
-pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<Self>>> {
+pub trait TtmObject:
+    PeerObject<Class = gem::ttm::Object<Self>>
+    + DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<Self>>>
+{
     /// How page tables of the device follow objects, if it has any: see
     /// [`mapping_hooks`](gem::mappings::mapping_hooks).
     const MAPPINGS: gem::MappingHooks<Self> = gem::MappingHooks::NONE;

@@ -7,6 +7,7 @@ use super::{
     import::fd_to_handle_callback,
     moves::put_on_lru,
     placed,
+    Device,
     Object,
     TtmObject, //
 };
@@ -23,6 +24,7 @@ use crate::{
             self,
             peer::{
                 handle_to_fd,
+                import_callback,
                 Client, //
             },
             IntoGEMObject,
@@ -65,12 +67,8 @@ impl<T: TtmObject> AllocImpl for Object<T> {
     const ALLOC_OPS: AllocOps = AllocOps {
         gem_create_object: None,
         prime_handle_to_fd: Some(handle_to_fd_callback::<T>),
-        prime_fd_to_handle: if T::PRIME.import.is_some() {
-            Some(fd_to_handle_callback)
-        } else {
-            None
-        },
-        gem_prime_import: T::PRIME.import,
+        prime_fd_to_handle: Some(fd_to_handle_callback),
+        gem_prime_import: Some(import_callback::<T>),
         gem_prime_import_sg_table: None,
         dumb_create: None,
         dumb_map_offset: None,
@@ -78,6 +76,10 @@ impl<T: TtmObject> AllocImpl for Object<T> {
 
     const UNPLUGGING: Option<unsafe fn(*mut bindings::drm_device)> = Some(unplugging_callback::<T>);
     const UNPLUGGED: Option<unsafe fn(*mut bindings::drm_device)> = Some(unplugged_callback::<T>);
+
+    fn registering(drm: &drm::UnregisteredDevice<T::Driver>) -> Result {
+        Device::<T>::start(drm)
+    }
 }
 
 /// # Safety
@@ -152,6 +154,7 @@ unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
         let drm: &drm::Device<T::Driver> = drm::Device::from_raw(dev);
 
         direct::unplugging_callback::<T>(dev);
+        T::ttm(drm).exports().close();
         T::APERTURE.close_all(drm, &T::ttm(drm).windows);
     }
 }
@@ -195,7 +198,7 @@ pub(super) unsafe extern "C" fn status_callback<T: TtmObject>(
     // SAFETY: The object is valid and of this class.
     let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(gem) };
 
-    match obj.residence() {
+    match obj.last_placement() {
         Some(MemType::Vram | MemType::Tt) => Status::RESIDENT.0,
         _ => Status::NONE.0,
     }

@@ -94,7 +94,10 @@ unsafe impl<T: TtmObject> Windowed for Object<T> {
     }
 
     fn trace_invalidation(object: &Held<'_, Self>) {
-        trace::invalidate(object.obj.subject(), object.obj.residence.load(Relaxed));
+        trace::invalidate(
+            object.obj.subject(),
+            object.obj.last_placement.load(Relaxed),
+        );
     }
 
     fn zap(object: &Held<'_, Self>) {

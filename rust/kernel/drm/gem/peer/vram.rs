@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The VRAM of a DRM device: the BAR that shows it, the objects in it, and what of it is exported.
+
+use super::{
+    export::GemExport,
+    Counters,
+    Holders,
+    PeerObject, //
+};
+#[cfg(CONFIG_AUXILIARY_BUS)]
+use crate::auxiliary;
+use crate::{
+    bindings,
+    device::{
+        self,
+        Bound, //
+    },
+    dma_buf::exporter::exports::{
+        Exports,
+        ExportsHandle, //
+    },
+    drm::{
+        self,
+        gem::{
+            DriverObject,
+            IntoGEMObject, //
+        },
+        private::Sealed,
+        vram::{
+            Allocator,
+            Objects,
+            Room,
+            Window, //
+        }, //
+    },
+    pci::{
+        self,
+        p2pdma::Provider, //
+    },
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Acquire,
+            Atomic,
+            Relaxed,
+            Release, //
+        },
+        Arc,
+        Mutex, //
+    }, //
+};
+use core::ptr::{
+    self,
+    NonNull, //
+};
+
+type DriverOf<T> = <T as DriverObject>::Driver;
+/// The parent of the DRM device of a driver.
+pub type ParentOf<T> = <DriverOf<T> as drm::Driver>::ParentDevice<Bound>;
+
+/// A device that can be the parent of a DRM device with VRAM: the PCI device, or an auxiliary
+/// device of the driver of the PCI device.
+///
+/// The PCI device is bound for as long as the parent is.
+pub trait Parent: Sealed {
+    /// Returns the PCI device.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is not a PCI device.
+    fn pci(&self) -> Result<&pci::Device<Bound>>;
+}
+
+impl Sealed for pci::Device<Bound> {}
+
+impl Parent for pci::Device<Bound> {
+    fn pci(&self) -> Result<&Self> {
+        Ok(self)
+    }
+}
+
+#[cfg(CONFIG_AUXILIARY_BUS)]
+impl Sealed for auxiliary::Device<Bound> {}
+
+#[cfg(CONFIG_AUXILIARY_BUS)]
+impl Parent for auxiliary::Device<Bound> {
+    fn pci(&self) -> Result<&pci::Device<Bound>> {
+        self.parent().try_into()
+    }
+}
+
+/// The VRAM of a DRM device, which a BAR shows, with its objects, and the list of exported buffers.
+///
+/// A class of objects has one for each device.
+pub struct Vram<T: PeerObject> {
+    allocator: Arc<Allocator>,
+    owner: ARef<device::Device>,
+    bar: u32,
+    start: u64,
+    visible: u64,
+    /// The address of the DRM device, 0 until [`Self::start`].
+    drm: Atomic<usize>,
+    exports: ExportsHandle<GemExport<T>>,
+    counters: Counters,
+    holders: Holders,
+    objects: Pin<KBox<Mutex<Objects>>>,
+    moves: Atomic<u64>,
+}
+
+impl<T: PeerObject> Vram<T> {
+    /// Makes the VRAM of the PCI device of `parent`, which `allocator` allocates. The BAR `bar`
+    /// shows the first `visible` bytes of it.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if there is no PCI device, if its BAR does not show that much, or if
+    ///   [`enable_p2pdma`](pci::Device::enable_p2pdma) was not called. The log says which.
+    /// - `ENOMEM` if memory runs out.
+    pub(in crate::drm::gem) fn new(
+        parent: &ParentOf<T>,
+        bar: u32,
+        visible: u64,
+        allocator: Arc<Allocator>,
+    ) -> Result<Self>
+    where
+        ParentOf<T>: Parent,
+    {
+        let pdev = parent.pci()?;
+        let (start, len) = (pdev.resource_start(bar)?, pdev.resource_len(bar)?);
+
+        if !allocator.can_be_shown(visible, len) || start.checked_add(visible).is_none() {
+            dev_err!(pdev, "BAR {bar} does not show {visible} bytes of VRAM\n");
+            return Err(EINVAL);
+        }
+        // The driver core is silent about some errors of a probe.
+        let exports = Exports::new(pdev, |pdev: &pci::Device<Bound>| pdev.p2pdma_provider(bar))
+            .map_err(|e| match e {
+                e if e == ENOMEM => e,
+                _ => {
+                    dev_err!(
+                        pdev,
+                        "BAR {bar} is no memory, or enable_p2pdma() was not called\n"
+                    );
+                    EINVAL
+                }
+            })?;
+
+        let owner: &device::Device<Bound> = pdev.as_ref();
+        let owner: &device::Device = owner;
+        Ok(Self {
+            allocator,
+            owner: owner.into(),
+            bar,
+            start,
+            visible,
+            drm: Atomic::new(0),
+            exports: exports.into_handle(),
+            counters: Counters::new(),
+            holders: Holders::new(),
+            objects: Objects::new()?,
+            moves: Atomic::new(0),
+        })
+    }
+
+    /// Makes this the VRAM of `drm`, which is about to be registered, and the PCI device its DMA
+    /// device. `class` is what the class of objects has in the data of the DRM device.
+    ///
+    /// [`Self::start`] follows.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if `class` is not a part of the data of `drm`, or `drm` has another parent.
+    pub(in crate::drm::gem) fn prepare<C>(
+        &self,
+        drm: &drm::UnregisteredDevice<T::Driver>,
+        class: &C,
+    ) -> Result {
+        let data: &<T::Driver as drm::Driver>::Data = drm;
+        let dev = drm.as_raw();
+        // Only the data of the DRM device lives as long as the DRM device.
+        let start = ptr::from_ref(data).addr();
+        let inside = start..start + size_of_val(data);
+        // SAFETY: The parent of a DRM device never changes, nor does that of a registered device.
+        let parents = unsafe { [(*dev).dev, (*(*dev).dev).parent] };
+
+        if !inside.contains(&ptr::from_ref(class).addr()) || !parents.contains(&self.owner.as_raw())
+        {
+            dev_err!(self.owner, "VRAM is not that of the DRM device\n");
+            return Err(EINVAL);
+        }
+
+        // SAFETY: Both devices are valid, and the DRM device is not in use yet: it keeps the other
+        // one until after its data is dropped.
+        unsafe { bindings::drm_dev_set_dma_dev(dev, self.owner.as_raw()) };
+        Ok(())
+    }
+
+    /// Allows objects of `drm`.
+    pub(in crate::drm::gem) fn start(&self, drm: &drm::UnregisteredDevice<T::Driver>) {
+        self.drm.store(drm.as_raw().addr(), Release);
+    }
+
+    /// Returns whether there may be objects of a DRM device.
+    #[inline]
+    pub(in crate::drm::gem) fn is_started(&self) -> bool {
+        self.drm.load(Acquire) != 0
+    }
+
+    /// Checks that there may be objects of `drm`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if this is not the VRAM of `drm`, or if `drm` was never about to be registered.
+    pub(in crate::drm::gem) fn check(&self, drm: *mut bindings::drm_device) -> Result {
+        if self.drm.load(Acquire) != drm.addr() {
+            dev_err!(self.owner, "there are no objects before the registration\n");
+            return Err(EINVAL);
+        }
+        Ok(())
+    }
+
+    /// Maps the BAR, or what is the CPU's view of VRAM, into the kernel. `parent` is that of the
+    /// DRM device, and `name` is shown in `/proc/iomem`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if `parent` is that of another device, and those of [`Window::new`].
+    pub fn window<'a>(&self, parent: &'a ParentOf<T>, name: &'static CStr) -> Result<Window<'a>>
+    where
+        ParentOf<T>: Parent,
+    {
+        let pdev = parent.pci()?;
+        let owner: &device::Device<Bound> = pdev.as_ref();
+
+        if owner.as_raw() != self.owner.as_raw() {
+            return Err(EINVAL);
+        }
+        Window::new(pdev, self.bar, name)
+    }
+
+    /// Returns the list of exported buffers.
+    ///
+    /// # Safety
+    ///
+    /// The DRM device must be registered, or be unplugged with its registration data still there,
+    /// until the reference ends.
+    pub(in crate::drm::gem) unsafe fn exports(&self) -> &Exports<'static, GemExport<T>> {
+        // SAFETY: A DRM device is registered only while its parent is bound, and the PCI device is
+        // bound as well, see `Parent`. The list is closed at the end of an unplug.
+        unsafe { self.exports.assume_bound() }
+    }
+
+    /// Returns the BAR as a provider of peer-to-peer memory.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::exports`].
+    pub(in crate::drm::gem) unsafe fn provider(&self) -> &Provider<'_> {
+        // SAFETY: As promised by the caller.
+        unsafe { self.exports() }.bound()
+    }
+
+    /// Returns the allocator of VRAM.
+    #[inline]
+    pub fn allocator(&self) -> &Arc<Allocator> {
+        &self.allocator
+    }
+
+    /// Returns the PCI device whose memory VRAM is.
+    #[inline]
+    pub(in crate::drm::gem) fn owner(&self) -> &device::Device {
+        &self.owner
+    }
+
+    /// Returns the physical address of VRAM.
+    #[inline]
+    pub(in crate::drm::gem) fn vram_start(&self) -> u64 {
+        self.start
+    }
+
+    /// Returns how much of VRAM the CPU and peers see, in bytes.
+    #[inline]
+    pub fn visible(&self) -> u64 {
+        self.visible
+    }
+
+    /// Returns the counters of what importers got.
+    #[inline]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Returns the policy for importers that cannot be revoked, and what they have pinned.
+    #[inline]
+    pub fn holders(&self) -> &Holders {
+        &self.holders
+    }
+
+    /// Returns how often the content of an object was moved to or from VRAM.
+    #[inline]
+    pub fn moves(&self) -> u64 {
+        self.moves.load(Relaxed)
+    }
+
+    /// Counts a move.
+    pub(in crate::drm::gem) fn count_move(&self) {
+        self.moves.fetch_add(1, Relaxed);
+    }
+
+    /// Returns a number for an object, which no other object gets.
+    pub(in crate::drm::gem) fn number(&self) -> u64 {
+        self.objects.lock().number()
+    }
+
+    /// Adds an object to the list of all.
+    ///
+    /// # Safety
+    ///
+    /// [`Self::remove`] must be called with the same `id` before the memory of the object is freed.
+    pub(in crate::drm::gem) unsafe fn insert(&self, obj: &T::Class, id: u64, room: Room) {
+        // SAFETY: The object is valid, as it has a reference, and stays in memory until `remove`.
+        unsafe {
+            self.objects
+                .lock()
+                .insert(id, NonNull::new_unchecked(obj.as_raw()), room)
+        }
+    }
+
+    /// Removes an object from the list of all.
+    pub(in crate::drm::gem) fn remove(&self, id: u64) {
+        self.objects.lock().remove(id);
+    }
+
+    /// Returns the first object whose number is at least `id`.
+    ///
+    /// To visit all objects, the caller goes on with the number after the returned one. Objects
+    /// that are made or freed meanwhile may be missed.
+    pub fn object_from(&self, id: u64) -> Option<ARef<T::Class>> {
+        let gem = self.objects.lock().get(id)?;
+
+        // SAFETY: The reference that was just taken belongs to the caller now. All objects on the
+        // list are of this class.
+        Some(unsafe {
+            let obj: &T::Class = IntoGEMObject::from_raw(gem.as_ptr());
+            ARef::from_raw(obj.into())
+        })
+    }
+}
