@@ -88,12 +88,18 @@ pub(crate) type Body = fn(&pci::Device<Core<'_>>) -> Result;
 /// The next test, and the result of the last one.
 struct Turn {
     body: Option<Body>,
+    /// Peer-to-peer is enabled before.
+    p2pdma: bool,
     result: Result,
 }
 
 kernel::sync::global_lock! {
     // SAFETY: Initialized by `init()`, which the module calls before a suite runs.
-    unsafe(uninit) static TURN: Mutex<Turn> = Turn { body: None, result: Ok(()) };
+    unsafe(uninit) static TURN: Mutex<Turn> = Turn {
+        body: None,
+        p2pdma: true,
+        result: Ok(()),
+    };
 }
 
 /// Prepares the bench. Called once, by the module.
@@ -108,10 +114,20 @@ pub(crate) fn init() {
 ///
 /// `ENXIO` if there is no device without a driver, and what the test returns.
 pub(crate) fn with_device(body: Body) -> Result {
+    with_device_as(body, true)
+}
+
+/// As [`with_device`], for a driver that has not enabled peer-to-peer.
+pub(crate) fn without_p2pdma(body: Body) -> Result {
+    with_device_as(body, false)
+}
+
+fn with_device_as(body: Body, p2pdma: bool) -> Result {
     {
         let mut turn = TURN.lock();
 
         turn.body = Some(body);
+        turn.p2pdma = p2pdma;
         turn.result = Err(ENXIO);
     }
 
@@ -147,17 +163,29 @@ impl pci::Driver for Probe {
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
     const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<64>());
+    const DMA_MAX_SEG_SIZE: Option<u32> = Some(u32::MAX);
+    const SLEEP: pci::Sleep = pci::Sleep::Refused;
 
     fn probe<'bound>(
         pdev: &'bound pci::Device<Core<'_>>,
         _info: Option<&'bound ()>,
     ) -> impl PinInit<Self, Error> + 'bound {
         // If there is a second device, the first one has run the test.
-        let body = TURN.lock().body.take().ok_or(ENODEV)?;
-        let result = pdev
-            .enable_device_mem()
-            .and_then(|()| pdev.enable_p2pdma())
-            .and_then(|()| body(pdev));
+        let (body, p2pdma) = {
+            let mut turn = TURN.lock();
+            (turn.body.take().ok_or(ENODEV)?, turn.p2pdma)
+        };
+        let enabled =
+            pdev.enable_device_mem().and_then(
+                |()| {
+                    if p2pdma {
+                        pdev.enable_p2pdma()
+                    } else {
+                        Ok(())
+                    }
+                },
+            );
+        let result = enabled.and_then(|()| body(pdev));
 
         TURN.lock().result = result;
         Ok(Self)

@@ -6,6 +6,7 @@
 
 use crate::bench::{
     with_device,
+    without_p2pdma,
     BAR,
     PAGE, //
 };
@@ -219,6 +220,37 @@ mod tests {
             drop(card);
             check_eq!(peer::flush_writes::<Bo>(&object).err(), Some(ENODEV));
             check_eq!(notified.flushes.load(Relaxed), 1);
+            Ok(())
+        })
+    }
+
+    /// Mistakes of a driver are refused with an error that the driver core does not hide; the log
+    /// says what is wrong.
+    #[test]
+    fn mistakes_are_refused() -> Result {
+        fn device(pdev: &pci::Device<Bound>, bar: u32, visible: u64) -> Option<Error> {
+            let vram = Allocator::new(0..2 * PAGE).ok()?;
+
+            gem::vram::Device::<Bo>::new(pdev, bar, visible, vram).err()
+        }
+
+        without_p2pdma(|pdev| {
+            check_eq!(device(pdev, BAR, PAGE), Some(EINVAL));
+            Ok(())
+        })?;
+        with_device(|pdev| {
+            let pdev: &pci::Device<Bound> = pdev;
+
+            check_eq!(device(pdev, BAR, PAGE), None);
+            // There is no such BAR, it is not a BAR of memory, or it shows less.
+            for (bar, visible) in [(6, PAGE), (3, 0), (0, 2 * PAGE), (BAR, 3 * PAGE)] {
+                check_eq!(device(pdev, bar, visible), Some(EINVAL));
+            }
+
+            // There are no objects before the registration.
+            let vram = gem::vram::Device::new(pdev, BAR, PAGE, Allocator::new(0..2 * PAGE)?)?;
+            let drm = drm::UnregisteredDevice::<Driver>::new(pdev, Ok(Data { vram }))?;
+            check_eq!(Object::new(&drm, PAGE as usize, ()).err(), Some(EINVAL));
             Ok(())
         })
     }

@@ -183,27 +183,20 @@ pub(crate) fn vm_bind(
         _ => return Err(EINVAL),
     };
 
-    let mut turn = None;
-    loop {
-        space.await_jobs(&va)?;
+    space.rounds().change(
+        || space.is_unmapped(&va),
+        || {
+            let guard = dev.registration_guard().ok_or(ENODEV)?;
+            let ret = match &target {
+                Some((object, offset)) => guard.registration_data_with(|bound| {
+                    space.map(&guard, bound.pdev.as_ref(), object, *offset, &va)
+                }),
+                None => space.unmap(&guard, &va),
+            };
 
-        let guard = dev.registration_guard().ok_or(ENODEV)?;
-        let ret = match &target {
-            Some((object, offset)) => guard.registration_data_with(|bound| {
-                space.map(&guard, bound.pdev.as_ref(), object, *offset, &va)
-            }),
-            None => space.unmap(&guard, &va),
-        };
-        guard.registration_data_with(|bound| bound.gpu.mend());
-        drop(guard);
-
-        if ret? {
-            return Ok(0);
-        }
-        if current!().signal_pending() {
-            return Err(ERESTARTSYS);
-        }
-        // A client that queues jobs all the time must not hold this up for ever.
-        turn.get_or_insert_with(|| space.turn());
-    }
+            guard.registration_data_with(|bound| bound.gpu.mend());
+            ret
+        },
+    )?;
+    Ok(0)
 }

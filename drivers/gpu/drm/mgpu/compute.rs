@@ -4,6 +4,7 @@
 
 use kernel::{
     drm::{
+        gpuvm::Tables,
         queue::Ring,
         ttm::Arrival, //
     },

@@ -64,10 +64,6 @@ pub(crate) const SIZE_MAX: u64 = SZ_64M as u64;
 /// The largest size of an entry of the array of operations, in bytes.
 const ENTRY_MAX: u32 = 4096;
 
-/// How often a job is tried to be queued that has to wait for moves, until it waits with locks
-/// held.
-const PATIENCE: u32 = 4;
-
 /// The jobs of an open file.
 pub(crate) type Jobs = LazyQueue<Queue<ComputeRing>>;
 
@@ -198,53 +194,27 @@ fn submit(
     program: Arc<Program>,
     fences: &[ARef<AnyFence>],
 ) -> Result<ARef<Fence>> {
-    let mut attempts = 0;
+    space.rounds().submit(
+        || queue.permit(),
+        |permit, moves| {
+            let is_patient = moves.is_some();
+            let guard = dev.registration_guard().ok_or(ENODEV)?;
+            let resets = guard.registration_data_with(|bound| {
+                bound.gpu.recovery.reset_stale();
+                bound.gpu.recovery.device_resets()
+            });
+            let ret = try_submit(&guard, space, queue, permit, &program, fences, moves);
+            let was_stale =
+                guard.registration_data_with(|bound| bound.gpu.recovery.was_stale(resets));
+            space.clean_up();
 
-    loop {
-        if current!().signal_pending() {
-            return Err(ERESTARTSYS);
-        }
-        space.await_turns()?;
-        space.await_others()?;
-        // The permit is not kept during other waits. A task that has waited for it gives way to one
-        // that has got a turn meanwhile.
-        let mut permit = Some(queue.permit()?);
-        if space.has_turns() {
-            continue;
-        }
-
-        let mut moves = KVVec::new();
-        let guard = dev.registration_guard().ok_or(ENODEV)?;
-        let resets = guard.registration_data_with(|bound| {
-            bound.gpu.recovery.reset_stale();
-            bound.gpu.recovery.device_resets()
-        });
-        let ret = try_submit(
-            &guard,
-            space,
-            queue,
-            &mut permit,
-            &program,
-            fences,
-            // Other tasks may move objects again and again.
-            (attempts < PATIENCE).then_some(&mut moves),
-        );
-        let was_stale = guard.registration_data_with(|bound| bound.gpu.recovery.was_stale(resets));
-        space.clean_up();
-        drop(guard);
-        drop(permit);
-
-        match ret {
-            Err(e) if e == EAGAIN && (!moves.is_empty() || space.has_others()) => (),
-            // An invalidation was not done meanwhile: the job is queued after a reset.
-            Err(e) if e == EIO && was_stale && attempts < PATIENCE => (),
-            ret => return ret,
-        }
-        for fence in &moves {
-            fence.wait(true)?;
-        }
-        attempts += 1;
-    }
+            match ret {
+                // An invalidation was not done meanwhile: the job is queued after a reset.
+                Err(e) if e == EIO && was_stale && is_patient => Ok(None),
+                ret => ret.map(Some),
+            }
+        },
+    )
 }
 
 /// Does [`submit`], unless moves have to be done before, which are added to `moves`, if that is
@@ -253,11 +223,13 @@ fn try_submit(
     dev: &Device<Registered>,
     space: &AddressSpace,
     queue: &Queue<ComputeRing>,
-    permit: &mut Option<Permit>,
+    permit: Permit,
     program: &Arc<Program>,
     fences: &[ARef<AnyFence>],
     mut moves: Option<&mut KVVec<ARef<Fence>>>,
 ) -> Result<ARef<Fence>> {
+    let mut permit = Some(permit);
+
     dev.ttm.exec(Flag::Interruptible, |ctx| {
         // The closure may be called several times.
         if let Some(moves) = &mut moves {
@@ -266,24 +238,32 @@ fn try_submit(
         let mut locked = ctx.lock_vm(space.gpuvm())?;
         let moves = moves.as_deref_mut();
 
-        space.with_valid(dev, &mut locked, moves, |mut valid, contents| {
-            // The round is not repeated from here on.
-            let mut job = queue.job(
-                Some(permit.take().ok_or(EINVAL)?),
-                ComputeJob::new(program.clone(), contents),
-            )?;
-            for fence in fences {
-                job.depend(fence.clone())?;
-            }
-            // These fences stand for moves of the objects, and for jobs that still use the memory
-            // which an object was moved to. Clients order accesses by fences of their own.
-            valid.for_each_fence(Usage::Kernel, |fence| job.depend_on_fence(fence))?;
-            let slot = valid.reserve(1)?.next().ok_or(EINVAL)?;
+        let (rounds, resv, tables) = (space.rounds(), space.resv(), &**space.table());
+        rounds.with_valid(
+            dev,
+            resv,
+            &mut locked,
+            tables,
+            moves,
+            |mut valid, contents| {
+                // The round is not repeated from here on.
+                let mut job = queue.job(
+                    Some(permit.take().ok_or(EINVAL)?),
+                    ComputeJob::new(program.clone(), contents),
+                )?;
+                for fence in fences {
+                    job.depend(fence.clone())?;
+                }
+                // These fences stand for moves of the objects, and for jobs that still use the memory
+                // which an object was moved to. Clients order accesses by fences of their own.
+                valid.for_each_fence(Usage::Kernel, |fence| job.depend_on_fence(fence))?;
+                let slot = valid.reserve(1)?.next().ok_or(EINVAL)?;
 
-            Ok(job.submit(|fence| {
-                slot.add_fence(fence, Usage::Bookkeep, Usage::Bookkeep);
-                space.set_last(fence);
-            }))
-        })
+                Ok(job.submit(|fence| {
+                    slot.add_fence(fence, Usage::Bookkeep, Usage::Bookkeep);
+                    rounds.set_last(fence);
+                }))
+            },
+        )
     })
 }

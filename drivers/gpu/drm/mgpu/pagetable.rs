@@ -29,7 +29,10 @@ use kernel::{
             mappings::Address,
             ttm::Placed, //
         },
-        gpuvm::MappedRange, //
+        gpuvm::{
+            MappedRange,
+            Tables, //
+        }, //
     },
     new_mutex,
     page::{
@@ -97,14 +100,6 @@ fn part(va: &Range<u64>, slot: u64) -> Range<usize> {
     };
 
     page(va.start)..page(va.end)
-}
-
-/// Extends `all` to the addresses `va`, and those between them.
-pub(crate) fn extend(all: &mut Option<Range<u64>>, va: &Range<u64>) {
-    let all = all.get_or_insert_with(|| va.clone());
-
-    all.start = all.start.min(va.start);
-    all.end = all.end.max(va.end);
 }
 
 /// Returns the entry for the address of a page, 0 if the device does not reach it.
@@ -398,12 +393,6 @@ impl PageTable {
         Ok(Entered(self.clone()))
     }
 
-    /// Returns whether no job may begin, because the device may still use old translations, of this
-    /// or of another context.
-    pub(crate) fn holds_jobs(&self) -> bool {
-        self.contexts.invalidator().holds_jobs()
-    }
-
     fn with<R>(&self, f: impl FnOnce(&mut Tree) -> Result<R>) -> Result<R> {
         match &mut *self.tree.lock() {
             Some(tree) => f(tree),
@@ -493,28 +482,10 @@ impl PageTable {
         }
     }
 
-    /// Writes the entries of a mapping, with the addresses of its object.
-    ///
-    /// # Errors
-    ///
-    /// `ENODEV` after the driver was unbound, and those of [`Placed::page`].
-    pub(crate) fn write(&self, range: &MappedRange, placed: &Placed<'_>) -> Result {
-        self.with(|tree| tree.write(range, placed))
-    }
-
     /// Clears the entries of addresses. The device may use the old ones until [`Self::invalidate`].
     pub(crate) fn clear(&self, va: &Range<u64>) {
         // As in `share()`.
         let _ = self.with(|tree| tree.clear(va));
-    }
-
-    /// Invalidates the translations of addresses. Sleeps.
-    ///
-    /// # Errors
-    ///
-    /// See [`Invalidator::invalidate`](crate::invalidate::Invalidator::invalidate).
-    pub(crate) fn invalidate(&self, va: &Range<u64>) -> Result {
-        self.contexts.invalidate(self, va.start, va.end - va.start)
     }
 
     /// Ends the address space: the device reaches no memory through it when this returns. Sleeps.
@@ -537,5 +508,23 @@ pub(crate) struct Entered(Arc<PageTable>);
 impl Drop for Entered {
     fn drop(&mut self) {
         self.0.contexts.leave(&self.0);
+    }
+}
+
+impl Tables for PageTable {
+    fn write(&self, range: &MappedRange, placed: &Placed<'_>) -> Result {
+        self.with(|tree| tree.write(range, placed))
+    }
+
+    /// # Errors
+    ///
+    /// See [`Invalidator::invalidate`](crate::invalidate::Invalidator::invalidate).
+    fn invalidate(&self, va: &Range<u64>) -> Result {
+        self.contexts.invalidate(self, va.start, va.end - va.start)
+    }
+
+    // The old translations may be of this or of another context.
+    fn holds_jobs(&self) -> bool {
+        self.contexts.invalidator().holds_jobs()
     }
 }

@@ -3,15 +3,10 @@
 //! Address spaces: the mappings of objects at virtual addresses, and the page tables for the
 //! device.
 //!
-//! A map only records the mapping, and allocates page tables. [`AddressSpace::with_valid`] writes
-//! the entries before the next job of the address space, which has to validate all objects anyway:
-//! a new mapping is handled like one whose object was evicted. It invalidates them, because the
-//! device may have kept that nothing was mapped there.
-//!
-//! An unmap clears entries and invalidates them before the object can move. The device may use a
-//! translation until then, so the jobs of the address space have to be done before: the ioctl waits
-//! for them in [`AddressSpace::await_jobs`], with no lock held. If another task has queued a job
-//! meanwhile, the ioctl gets a [`Turn`], so that no more jobs are queued, and tries again.
+//! A map only records the mapping, and allocates page tables. The [`Rounds`] of the address space
+//! write the entries before the next job, and invalidate them, because the device may have kept
+//! that nothing was mapped there. An unmap clears entries and invalidates them before the object can
+//! move, when the jobs of the address space are done.
 //!
 //! # Lifetimes
 //!
@@ -23,29 +18,19 @@
 //!
 //! From the outside to the inside: the mutex of the mappings, which serializes all changes of them;
 //! the reservations of the address space and of its external objects; the `gpuva.lock` of an
-//! object; the mutex of the page tables. The mutexes of the last job and of fences of other devices
-//! are taken with reservations held, and nothing is taken inside of them; that of the objects whose
-//! content is on its way, too, and only a `gpuva.lock` is taken inside of it.
+//! object; the mutex of the page tables. Those of [`Rounds`] are taken with reservations held.
 
 mod change;
-mod round;
 
-use self::{
-    change::Change,
-    round::Arriving, //
-};
+use self::change::Change;
 
-use core::{
-    mem,
-    ops::Range, //
-};
+use core::ops::Range;
 
 use kernel::{
     device::{
         self,
         Device as Dev, //
     },
-    dma_buf::fence::Fence,
     drm::{
         exec::Flag,
         gem::{
@@ -53,20 +38,21 @@ use kernel::{
             SharedResv, //
         },
         gpuvm::{
+            extend,
             GpuVm,
             LockedVm,
             OpMapRequest,
+            Rounds,
+            Tables,
             UniqueRefGpuVm, //
         },
         Registered, //
     },
-    new_condvar,
     new_mutex,
     prelude::*,
     sync::{
         aref::ARef,
         Arc,
-        CondVar,
         Mutex, //
     }, //
 };
@@ -80,7 +66,6 @@ use crate::{
     gem::Bo,
     memory::Fault,
     pagetable::{
-        extend,
         Freed,
         PageTable,
         SPACE, //
@@ -98,20 +83,9 @@ pub(crate) struct AddressSpace {
     gpuvm: ARef<GpuVm<Kind>>,
     #[pin]
     mappings: Mutex<UniqueRefGpuVm<Kind>>,
-    /// The last job, behind all others.
+    /// What jobs and changes of mappings wait for.
     #[pin]
-    last: Mutex<Option<ARef<Fence>>>,
-    /// Objects whose entries were written while their content was on its way.
-    #[pin]
-    arriving: Mutex<KVVec<Arriving>>,
-    /// What the next job has to wait for before it is queued: fences that may be of any device.
-    #[pin]
-    foreign: Mutex<KVVec<ARef<Fence>>>,
-    /// How many tasks have a turn.
-    #[pin]
-    turns: Mutex<usize>,
-    #[pin]
-    turn_ended: CondVar,
+    rounds: Rounds<Kind>,
     /// Taken in the path that leads to the signal of a fence; nothing is taken inside of it.
     #[pin]
     failures: Mutex<Failures>,
@@ -124,16 +98,6 @@ pub(crate) struct Failures {
     /// The last of them.
     pub(crate) last: Fault,
     pub(crate) hangs: u64,
-}
-
-/// The turn of a task that changes mappings, see [`AddressSpace::turn`].
-pub(crate) struct Turn<'a>(&'a AddressSpace);
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        *self.0.turns.lock() -= 1;
-        self.0.turn_ended.notify_all();
-    }
 }
 
 impl AddressSpace {
@@ -157,16 +121,12 @@ impl AddressSpace {
         let unique = GpuVm::new::<Error, _>(c"mgpu", dev, &*resv, 0..SPACE, 0..0, Kind)?;
 
         Arc::pin_init(
-            pin_init!(Self {
+            try_pin_init!(Self {
                 table,
                 resv,
                 gpuvm: ARef::from(&*unique),
                 mappings <- new_mutex!(unique, "mgpu::AddressSpace::mappings"),
-                last <- new_mutex!(None, "mgpu::AddressSpace::last"),
-                arriving <- new_mutex!(KVVec::new(), "mgpu::AddressSpace::arriving"),
-                foreign <- new_mutex!(KVVec::new(), "mgpu::AddressSpace::foreign"),
-                turns <- new_mutex!(0, "mgpu::AddressSpace::turns"),
-                turn_ended <- new_condvar!("mgpu::AddressSpace::turn_ended"),
+                rounds <- Rounds::new(),
                 failures <- new_mutex!(Failures::default(), "mgpu::AddressSpace::failures"),
             }),
             GFP_KERNEL,
@@ -211,83 +171,18 @@ impl AddressSpace {
         *self.failures.lock()
     }
 
-    /// Sets the fence of the last job. Called with the reservations held.
-    pub(crate) fn set_last(&self, fence: &Fence) {
-        let before = self.last.lock().replace(fence.into());
-
-        drop(before);
+    /// Returns what jobs and changes of mappings wait for.
+    pub(crate) fn rounds(&self) -> &Rounds<Kind> {
+        &self.rounds
     }
 
-    /// Returns whether all jobs have ended.
-    fn is_idle(&self) -> bool {
-        self.last
-            .lock()
-            .as_ref()
-            .is_none_or(|fence| fence.is_signaled())
-    }
-
-    /// Waits for all jobs that were queued before, if something is mapped in `va`. The caller must
-    /// hold no lock, because the wait may depend on other devices.
-    ///
-    /// # Errors
-    ///
-    /// `ERESTARTSYS` if a signal arrived.
-    pub(crate) fn await_jobs(&self, va: &Range<u64>) -> Result {
-        if self.mappings.lock().is_unmapped(va) {
-            return Ok(());
-        }
-        let last = self.last.lock().clone();
-
-        last.map_or(Ok(()), |fence| fence.wait(true))
-    }
-
-    /// Gets a turn for a change of mappings for which all jobs have to be done. No job is queued
-    /// before the turn ends, but for those that are about to be.
-    pub(crate) fn turn(&self) -> Turn<'_> {
-        *self.turns.lock() += 1;
-        Turn(self)
-    }
-
-    /// Returns whether a task has a turn.
-    pub(crate) fn has_turns(&self) -> bool {
-        *self.turns.lock() != 0
-    }
-
-    /// Waits until no task has a turn, before a job is queued. The caller must hold no lock.
-    ///
-    /// # Errors
-    ///
-    /// `ERESTARTSYS` if a signal arrived.
-    pub(crate) fn await_turns(&self) -> Result {
-        let mut turns = self.turns.lock();
-
-        while *turns != 0 {
-            if self.turn_ended.wait_interruptible(&mut turns) {
-                return Err(ERESTARTSYS);
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits for the fences because of which [`Self::with_valid`] has returned `EAGAIN`. The caller
-    /// must hold no lock, because they may be of other devices.
-    ///
-    /// # Errors
-    ///
-    /// `ERESTARTSYS` if a signal arrived.
-    pub(crate) fn await_others(&self) -> Result {
-        let fences = mem::take(&mut *self.foreign.lock());
-
-        fences.iter().try_for_each(|fence| fence.wait(true))
-    }
-
-    /// Returns whether [`Self::await_others`] has something to wait for.
-    pub(crate) fn has_others(&self) -> bool {
-        !self.foreign.lock().is_empty()
+    /// Returns whether nothing is mapped at the addresses `va`.
+    pub(crate) fn is_unmapped(&self, va: &Range<u64>) -> bool {
+        self.mappings.lock().is_unmapped(va)
     }
 
     /// Maps a part of an object, which is inside of it. Returns false, and changes nothing, if jobs
-    /// may use a mapping that it replaces, see [`Self::await_jobs`].
+    /// may use a mapping that it replaces, see [`Rounds::change`].
     ///
     /// # Errors
     ///
@@ -352,7 +247,7 @@ impl AddressSpace {
 
     /// Drops references to objects that are not mapped any more. Called without reservations.
     pub(crate) fn clean_up(&self) {
-        self.arriving.lock().retain(|object| object.matters());
+        self.rounds.clean_up();
         self.gpuvm.deferred_cleanup();
     }
 
@@ -371,7 +266,7 @@ impl AddressSpace {
             let mut locked = ctx.lock_vm(&self.gpuvm)?;
 
             // The reservations are held, so no job is queued meanwhile.
-            change.is_idle = self.is_idle();
+            change.is_idle = self.rounds.is_idle();
             change.is_refused = false;
             f(&mut locked, &mut change)?;
             // Before the unmapped objects can move. If the device does not complete this, it gets
@@ -407,7 +302,7 @@ impl PinnedDrop for AddressSpace {
         if let Err(e) = self.mappings.lock().sm_unmap(0, SPACE, &mut change) {
             pr_err!("an address space is not empty: {:?}\n", e);
         }
-        self.arriving.lock().clear();
+        self.rounds.clean_up();
         self.gpuvm.deferred_cleanup();
     }
 }

@@ -281,6 +281,8 @@ impl pci::Driver for VvramDriver {
     // An imported buffer may be at any address, such as in the BAR of another device.
     const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<64>());
 
+    const DMA_MAX_SEG_SIZE: Option<u32> = Some(u32::MAX);
+
     fn probe<'bound>(
         pdev: &'bound pci::Device<Core<'_>>,
         info: Option<&'bound Self::IdInfo>,

@@ -203,6 +203,8 @@
 //!     type Data<'bound> = Self;
 //!
 //!     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+//!     // Nothing saves the content of VRAM.
+//!     const SLEEP: pci::Sleep = pci::Sleep::Refused;
 //!
 //!     fn probe<'bound>(
 //!         pdev: &'bound pci::Device<Core<'_>>,

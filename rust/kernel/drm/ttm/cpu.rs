@@ -35,7 +35,13 @@ use crate::{
         }, //
     },
     prelude::*,
-    sync::aref::ARef,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        }, //
+    },
     types::ForLt, //
 };
 use core::{
@@ -90,6 +96,8 @@ impl RingOps for CpuRing {
 /// `ring` was made for `'a`; the longer lifetime lets the type be covariant, as a [`Window`] is.
 pub struct CpuEngine<'a> {
     ring: Ring<'static, CpuRing>,
+    /// The log says that VRAM is larger than the window.
+    has_warned: Atomic<bool>,
     _p: PhantomData<Window<'a>>,
 }
 
@@ -117,6 +125,7 @@ impl<'a> CpuEngine<'a> {
             // SAFETY: Lifetimes do not change the layout. The value is not used beyond `'a`, and
             // methods return references to it with that lifetime at most, which is shorter.
             ring: unsafe { mem::transmute::<Ring<'a, CpuRing>, Ring<'static, CpuRing>>(ring) },
+            has_warned: Atomic::new(false),
             _p: PhantomData,
         })
     }
@@ -177,6 +186,12 @@ impl Engine for CpuEngine<'_> {
     #[inline(never)]
     fn prepare(&self, work: &Work, plan: Plan<'_, CpuRing>) -> Result<Entry<CpuRing>> {
         if !work.is_in_bar(self.window().len()) {
+            if !self.has_warned.xchg(true, Relaxed) {
+                dev_err!(
+                    self.window().device(),
+                    "the CPU does not see all VRAM, so it cannot be the engine\n"
+                );
+            }
             return Err(EINVAL);
         }
         plan.entry(self.ring.kernel())

@@ -39,6 +39,7 @@ use crate::{
         p2pdma::Provider, //
     },
     prelude::*,
+    sizes::SZ_64K,
     sync::{
         aref::ARef,
         atomic::{
@@ -87,7 +88,33 @@ impl Sealed for auxiliary::Device<Bound> {}
 #[cfg(CONFIG_AUXILIARY_BUS)]
 impl Parent for auxiliary::Device<Bound> {
     fn pci(&self) -> Result<&pci::Device<Bound>> {
-        self.parent().try_into()
+        self.parent().try_into().inspect_err(|_| {
+            let dev: &device::Device<Bound> = self.as_ref();
+
+            dev_err!(dev, "the parent is not a PCI device\n");
+        })
+    }
+}
+
+/// Logs what the PCI driver leaves at a default that is wrong for VRAM.
+fn warn_of_defaults<T: PeerObject>(pdev: &pci::Device<Bound>) {
+    let dev: &device::Device<Bound> = pdev.as_ref();
+    // SAFETY: The device is bound, so it has a driver, whose table of callbacks does not change.
+    let pm = unsafe { (*(*dev.as_raw()).driver).pm.as_ref() };
+    // SAFETY: The device is valid.
+    let segment = unsafe { bindings::dma_get_max_seg_size(dev.as_raw()) };
+
+    if pm.is_none_or(|pm| pm.suspend.is_none()) {
+        dev_warn!(
+            pdev,
+            "system sleep loses VRAM: the driver has no pci::Driver::SLEEP\n"
+        );
+    }
+    if T::import_args().is_some() && segment <= SZ_64K as u32 {
+        dev_warn!(
+            pdev,
+            "imports are cut at {segment} bytes: the driver has no pci::Driver::DMA_MAX_SEG_SIZE\n"
+        );
     }
 }
 
@@ -128,9 +155,12 @@ impl<T: PeerObject> Vram<T> {
         ParentOf<T>: Parent,
     {
         let pdev = parent.pci()?;
-        let (start, len) = (pdev.resource_start(bar)?, pdev.resource_len(bar)?);
+        let start = pdev.resource_start(bar).unwrap_or(0);
+        let len = pdev.resource_len(bar).unwrap_or(0);
 
-        if !allocator.can_be_shown(visible, len) || start.checked_add(visible).is_none() {
+        warn_of_defaults::<T>(pdev);
+        if len == 0 || !allocator.can_be_shown(visible, len) || start.checked_add(visible).is_none()
+        {
             dev_err!(pdev, "BAR {bar} does not show {visible} bytes of VRAM\n");
             return Err(EINVAL);
         }
