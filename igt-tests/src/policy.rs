@@ -2,9 +2,9 @@
 
 //! The export policy, as rules for one or two importers.
 //!
-//! The rules come from the documentation (Documentation/gpu/rust-peer-to-peer.rst) and not from the
-//! code, with which they share only the names of the uAPI. They do not depend on the sequence of
-//! calls: a rule gives the result of a combination.
+//! The rules come from the documentation (Documentation/gpu/peer-to-peer-guarantees.rst) and not
+//! from the code, with which they share only the names of the uAPI. They do not depend on the
+//! sequence of calls: a rule gives the result of a combination.
 
 use crate::peer::Mode;
 use crate::uapi;

@@ -14,7 +14,28 @@
 //! An attachment has one slot for a mapping, guarded by the reservation of the buffer. A mapping
 //! can only be accessed while the reservation is held ([`Attachment::with`]), and is unmapped
 //! before the buffer is detached. So no reference to a table outlives the lock, and no table
-//! outlives the attachment.
+//! outlives the attachment. The unbind of the importing device detaches the buffer even if the
+//! attachment has other references.
+//!
+//! A device that can stop using a buffer at any time implements
+//! [`invalidate`](Importer::invalidate): the buffer may move and an unbind of the exporter does not
+//! wait for the importer. Exporters of VRAM may refuse other importers. `drivers/misc/edu_peer` has
+//! importers of all classes.
+//!
+//! A device that uses the table without the reservation adds a fence to the reservation before
+//! ([`MappingSlot::resv`]). `invalidate` stops new uses and does not wait for old ones: the table
+//! stays mapped until their fences have signalled. A driver that reserves several buffers takes
+//! their attachments by [`Attachment::locked`].
+//!
+//! # Devices without PCI
+//!
+//! Codecs and displays import buffers on all architectures:
+//!
+//! - [`PEER2PEER`](Importer::PEER2PEER) is false because no route leads from a BAR to the device.
+//!   An exporter of VRAM gives it system memory or refuses it with the reason `no-opt-in`.
+//! - The probe sets the DMA mask and the segment size before the attach because they limit the
+//!   entries of tables: `dma_set_mask_and_coherent()` and `dma_set_max_seg_size()`. These calls are
+//!   `unsafe`. Drivers of PCI devices have constants for them.
 //!
 //! # Locking
 //!

@@ -12,6 +12,13 @@
 //! when the process changes them and when the device is unbound. Pages in the memory of another
 //! device stay there if the device reaches them in a BAR, and migrate to system memory if not.
 //!
+//! The [`Mirror`] of an [`Import`] is the driver's state of the range: a page table or a list of
+//! transfers. [`Mirror::invalidate`] stops the device. The process waits for it. The closure of
+//! [`Import::access`] enters the addresses or starts the transfer. It allocates nothing because the
+//! mirror is locked. `drivers/misc/edu_peer/memory.rs` is an example: the transfer of a page is
+//! over when the closure returns. A driver with page tables and no DMA by `struct hmm_dma_map` uses
+//! an [`IntervalNotifier`] itself.
+//!
 //! # Examples
 //!
 //! A device that is idle whenever the mirror is not locked has nothing to stop:

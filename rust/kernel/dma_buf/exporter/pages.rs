@@ -6,6 +6,19 @@
 //! importers ([`MapRequest::map_pages`]), the mapping of the kernel, and, page by page, the
 //! mappings of processes. So an exporter may drop its [`Pages`], or replace them, at any time.
 //!
+//! An exporter of system memory needs neither PCI nor `unsafe`; [`Exporter`] has an example. It
+//! differs from an exporter of a BAR:
+//!
+//! - [`Exporter::map`] calls [`MapRequest::map_pages`].
+//! - [`Exporter::begin_cpu_access`] and [`Exporter::end_cpu_access`] call `sync_for_cpu()` and
+//!   `sync_for_device()` for each attachment. In between the CPU sees the writes of devices.
+//! - [`Exporter::pages`] returns the memory, in place of [`Exporter::mmap`] and [`Exporter::vmap`].
+//!   A process gets each page when it accesses it.
+//!
+//! An unbind does not wait for mappings of system memory. It removes those of processes, and a
+//! later access raises `SIGBUS`. An exporter with an [`Exporter::mmap`] of its own removes them
+//! itself; for GEM objects the unplug of the DRM device does.
+//!
 //! C header: [`include/linux/scatterlist.h`](srctree/include/linux/scatterlist.h)
 
 use super::{

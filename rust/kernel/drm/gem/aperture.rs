@@ -14,22 +14,29 @@
 //!   importers have signalled. It gets another one for its new place.
 //! - If the aperture is full, windows are closed that nobody has pinned: first those that only page
 //!   faults hold, then those of importers, which are invalidated as before a move; the least
-//!   recently used first. A driver with TTM limits pins, so that neither importers nor the kernel
+//!   recently used first. The work of such importers is waited for. They map the object again when
+//!   they need it. A driver with TTM limits pins, so that neither importers nor the kernel
 //!   take all of the aperture: see [`PinShares`](crate::drm::gem::ttm::PinShares).
+//! - An instruction of a process with accesses to two objects makes no progress if the aperture has
+//!   room for one of them only.
 //! - A mapping that fails leaves no window, nor does an importer that detaches without an unmap.
 //! - When the driver is unbound, importers are revoked first, and the windows that remain are
 //!   closed before the registration data is dropped.
 //!
 //! The CPU sees objects of [`gem::ttm`](crate::drm::gem::ttm) through windows as well: an object
-//! has one while the kernel maps it, and from the first page fault until it moves, or until the
-//! window is needed for another object. The CPU does not access objects of
+//! has one while the kernel maps it. The first page fault opens one until the object moves or is
+//! freed. A suspend, an unplug and an object in need of the window close it as well. An unmap by
+//! the process does not close it. The CPU does not access objects of
 //! [`gem::vram`](crate::drm::gem::vram).
 //!
 //! With windows, the `visible` bytes of [`Vram`](crate::drm::gem::peer::Vram::visible) are the
 //! bytes that statistics count as seen, those of which the limits of pins are shares, and the place
 //! where an object of `gem::vram` is put first.
 //! Copies by the CPU, such as those of [`CpuEngine`](crate::drm::ttm::CpuEngine), use the
-//! [`Layout`](crate::drm::vram::Layout) instead of windows.
+//! [`Layout`](crate::drm::vram::Layout) instead of windows. A device without permanently visible
+//! VRAM needs an engine of its own.
+//!
+//! `gem.rs` and `aperture.rs` of `drivers/gpu/drm/mgpu` are an example.
 //!
 //! Without an [`Aperture`] all VRAM that peers and the CPU reach is in the BAR at all times, in its
 //! own order or in that of a [`Layout`](crate::drm::vram::Layout), and windows cost nothing.
@@ -93,7 +100,8 @@ pub trait Aperture: PeerObject {
     /// each. If all are pinned:
     ///
     /// - An importer gets system memory if the object may move there, and else this error, in both
-    ///   cases with the reason [`NoWindow`].
+    ///   cases with the reason [`NoWindow`]. Its next mapping tries again unless another importer
+    ///   without a window has the object mapped in system memory.
     /// - For a page fault, and for a mapping of the kernel, an object moves to system memory if it
     ///   may. Else the access ends in `SIGBUS`, and the mapping fails with this error.
     ///

@@ -2,9 +2,15 @@
 
 //! The part of an imported object that stands for the buffer of another device.
 //!
+//! A driver imports buffers if its `PeerObject::import_args()` returns arguments. The object has no
+//! memory of its own and shares the reservation of the buffer. TTM neither moves nor pins it. An
+//! export of the object returns the original buffer, and `mmap()` is passed on to the exporter. An
+//! import into the device that has exported the buffer returns the object itself.
+//!
 //! The device is attached dynamically and takes peer-to-peer memory. The buffer is mapped when it
 //! is used, with the reservation held. When the exporter moves it, the mapping is dropped, and the
-//! next use maps it again.
+//! next use maps it again. When the driver of the importing device is unbound the buffer is
+//! detached, even if the object has other references.
 //!
 //! If page tables of the device show the buffer, see [`Mappings`](super::Mappings), the mapping is
 //! kept until the fences have signalled that the reservation had when the exporter moved the

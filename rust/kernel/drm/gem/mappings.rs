@@ -31,6 +31,21 @@
 //! - TTM never discards the content of an object, so there is no call for that.
 //! - For a ghost, which TTM leaves of an object that moved or is being freed, there are no calls.
 //!
+//! # Jobs
+//!
+//! The content of an object may still be on its way when its addresses are known. A job depends on
+//! the fences of [`Usage::Kernel`] of all its objects. It adds its own fence to the reservations.
+//! Moves wait for this fence. The job also keeps `Held::arrival()` and does not begin if the
+//! content was lost: the memory may have content of its last owner.
+//!
+//! Jobs queued before on the same page table have neither. If there may be such jobs the driver
+//! waits for the fences of the object before it writes entries. It waits without a reservation: it
+//! returns from the round of `drm::exec` and tries again after the wait.
+//! `drivers/gpu/drm/mgpu/vm/round.rs` does so. `drivers/gpu/drm/vvram/vm.rs` is a short example. An
+//! unplug does not wait for jobs.
+//!
+//! [`Usage::Kernel`]: crate::dma_resv::Usage::Kernel
+//!
 //! # Locking
 //!
 //! Both calls are made with the reservation of the object held, and `zap` under the rules for code

@@ -3,11 +3,12 @@
 //! Objects that are moved away from the place to which page tables lead.
 //!
 //! An object may be mapped by several VMs, and at several addresses in each. A driver whose
-//! objects move implements [`Mappings`](drm::gem::Mappings), and calls from there
+//! objects move implements [`Mappings`](drm::gem::Mappings):
 //!
-//! - [`Held::mark_mappings_evicted`], so that [`LockedVm::validate`] brings the object back before
-//!   a VM is used again,
-//! - [`Held::for_each_vm`], to clear the entries that lead to it.
+//! - [`evicted`](drm::gem::Mappings::evicted) calls [`Held::mark_mappings_evicted`]. Then
+//!   [`LockedVm::validate`] brings the object back before a VM is used again.
+//! - [`zap`](drm::gem::Mappings::zap) calls [`Held::for_each_vm`] to clear the entries of the
+//!   object.
 //!
 //! The walk returns ranges, because the data of a mapping, [`DriverGpuVm::VaData`], and that of the
 //! VM belong to the task that has [`UniqueRefGpuVm`], and are guarded by a lock of the driver. So

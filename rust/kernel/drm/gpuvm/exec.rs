@@ -16,6 +16,19 @@
 //!
 //! Evictions of objects are in [`evict`](super::evict).
 //!
+//! Objects with the [`SharedResv`](drm::gem::SharedResv) of the VM are private to it. With TTM
+//! `gem::ttm::Object::new_in()` creates them. All others are external. A driver with TTM runs the
+//! round by `gem::ttm::Device::exec()`.
+//!
+//! # Mapping an object
+//!
+//! 1. Before the round the driver calls [`GpuVm::obtain`] and allocates page tables: no memory is
+//!    allocated with the `gpuva.lock` or a lock of a page table held.
+//! 2. In the round [`LockedVm::object`] returns the object. The driver brings it to its place and
+//!    writes the entries under its mutex around the VM. Or [`LockedVm::mark_evicted`] leaves both
+//!    to the next job.
+//! 3. [`GpuVm::deferred_cleanup`] comes after the round.
+//!
 //! # Locking
 //!
 //! From the outside to the inside: `mmap_lock`; the reservations of a VM and of its external

@@ -17,6 +17,31 @@
 //! If a BAR shows the memory and has struct pages, [`BarPages`], each device-private page has an
 //! alias, by which other PCI devices access it without a move: see [`P2pPage`].
 //!
+//! Chunks are small where a range is not aligned or where VRAM is fragmented. A fault moves one
+//! chunk back. No block of VRAM belongs to a chunk and an object: both come from one allocator.
+//!
+//! # Adoption
+//!
+//! 1. The probe calls [`enable_p2pdma`] and [`add_p2pdma_pages`]. [`take_pages`] follows before the
+//!    DRM device is registered. These pages of the BAR are optional: [`take_pages`] fails with
+//!    `EBUSY` if root has mapped some of them through sysfs already.
+//! 2. The driver implements [`Driver`]. Without an engine its copies are [`Segments::copy_by_cpu`].
+//!    With TTM [`Driver::alloc`] calls `gem::ttm::Device::alloc_block()`. [`Driver::make_room`]
+//!    calls `gem::ttm::Device::make_room()`. `TtmObject::reclaim()` returns the [`PageMap`].
+//! 3. The registration data have a [`Registration`].
+//! 4. An ioctl calls [`migrate()`].
+//!
+//! An unbind unplugs the DRM device. No memory migrates any more. The drop of the [`Registration`]
+//! follows while the driver is still bound. All memory moves back even if its process has exited
+//! and only a child has a copy. Then the allocations are dropped and the device-private pages are
+//! removed. The pages of the BAR come last.
+//!
+//! `drivers/gpu/drm/vvram/svm.rs` is an example.
+//!
+//! [`add_p2pdma_pages`]: crate::pci::Device::add_p2pdma_pages
+//! [`enable_p2pdma`]: crate::pci::Device::enable_p2pdma
+//! [`take_pages`]: crate::pci::p2pdma::Provider::take_pages
+//!
 //! # Contexts and locking
 //!
 //! All of these may sleep, except for the last one:
@@ -28,6 +53,9 @@
 //! | [`Driver::copy_to_ram`] | the locks of the folios; the mmap lock if the CPU faults |
 //! | drop of [`Driver::Alloc`] | nothing, in a work item; the mmap lock if a migration fails |
 //! | [`P2pPage`] | maybe the RCU read lock: this is not code of a driver |
+//!
+//! The locks have the order of a page fault: the mmap lock before reservations before the locks of
+//! folios. An eviction only tries the latter.
 //!
 //! The copies take no lock that is held where a process faults, or where memory is reclaimed, such
 //! as a reservation. Migrations, evictions, [`PageMap::flush`] and an unbind wait for the work

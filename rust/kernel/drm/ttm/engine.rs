@@ -30,7 +30,24 @@
 //! depends on other devices: the task that causes it waits for them, and for copies that do. All
 //! fences of a device are in a [`FenceGroup`], which tells them from those of other devices.
 //!
+//! The jobs of a ring go through the queues of [`drm::queue`](crate::drm::queue).
+//!
 //! [`Victims`]: super::Victims
+//!
+//! # DMA
+//!
+//! For engines with [`Engine::DMA`] the pages of each object in [`Place::TT`](super::Place::TT) are
+//! mapped as one scatter table whose neighbours are merged. The mapping begins on the way to
+//! [`Place::TT`](super::Place::TT). It ends on the way to [`Place::SYSTEM`](super::Place::SYSTEM)
+//! or before the pages are freed. An unplug ends it as well and keeps the content. The device must
+//! be coherent and reach all system memory without bounce buffers. The driver implements
+//! `TtmObject::end_jobs()`: buffers of other devices are unmapped after it. System memory is
+//! unmapped after the drop of the registration data.
+//!
+//! The buffer of another device is mapped by its exporter. A copy from or to it has
+//! [`Memory::Peer`](super::Memory::Peer) with addresses valid until the fence of the copy has
+//! signalled. This needs `TtmObject::MAPPINGS`. Without them the engine gets the buffer mapped for
+//! the CPU.
 //!
 //! # Failures
 //!
@@ -38,9 +55,19 @@
 //! does a move, if [`Engine::cpu`] allows it and the CPU reaches all VRAM of both sides: the fence
 //! signals after that, and the log names the object. The copy of a client fails, and its fence has
 //! the error. Otherwise the object that was to move has lost its content, see
-//! [`Loss`](super::loss::Loss): its users get `EIO`, and the VRAM that was to be filled is put in
-//! quarantine once the object leaves it. A job that reads lost content makes its target lose its
-//! content as well.
+//! [`Loss`](super::loss::Loss). Pins, mappings of the kernel and of importers and copies return
+//! `EIO`. An access by a process raises `SIGBUS`. The log names the object unless many are lost.
+//! The file `memory` in debugfs counts it. The object can still be moved and freed. A job that
+//! reads lost content makes its target lose its content as well.
+//!
+//! VRAM that the failed job should have filled may have content of other objects. It is put in
+//! quarantine when the object leaves it. The driver calls [`Allocator::count_reset`] after a reset
+//! of the device and before it begins jobs again. It calls [`Allocator::end_quarantine`] later
+//! where it may sleep. An importer may have mapped VRAM before a job fills it. Only the fence
+//! notifies it: it must not read the VRAM if the fence has an error.
+//!
+//! [`Allocator::count_reset`]: crate::drm::vram::Allocator::count_reset
+//! [`Allocator::end_quarantine`]: crate::drm::vram::Allocator::end_quarantine
 //!
 //! A driver that violates the order holds up its own device, and may lose the content of its own
 //! VRAM. No memory of the kernel is at risk, because the fence of a move does not signal before the

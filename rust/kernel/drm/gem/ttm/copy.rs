@@ -10,6 +10,9 @@
 //! An engine that does DMA reaches the buffer of another device by the addresses at which it is
 //! mapped for the device. The mapping is kept until the copy is done, which needs the driver's
 //! [`Mappings`](crate::drm::gem::Mappings). For other engines the buffer is mapped into the kernel.
+//! dma-buf has no mapping of a part: a short copy may take as long as a copy of the whole buffer.
+//! Overlapping copies share one mapping. It ends soon after the last copy. Kept for the next copy
+//! it would be a non-revocable pin.
 //!
 //! # Locking
 //!

@@ -18,6 +18,27 @@
 //! of a buffer may be about to fault the next ones in. A request that the disk has not begun then
 //! fails, so that no task waits for a page that never becomes available.
 //!
+//! # Adoption
+//!
+//! 1. The probe calls [`enable_p2pdma`], [`add_p2pdma_pages`] and [`take_pages`] before anything
+//!    maps the BAR: the first mapping determines the memory type of all later ones. The driver
+//!    keeps clones of the [`BarPages`] in the data of its probe and in its registration data
+//!    ([`BarPages::of`]). The pool in sysfs is empty then.
+//! 2. [`TtmObject::pages`] returns them. Without pages such objects cannot be mapped.
+//! 3. [`TtmObject::direct_io`] is true if the client asked for it. It is not true for all objects
+//!    because such a mapping pins the object.
+//!
+//! The pages cost 64 bytes of system memory for each 4 KiB of the BAR and a longer bind. Direct I/O
+//! is not for VRAM that a process keeps mapped for its own use. A device with an aperture cannot
+//! have it. PCI does not order the writes of a disk to VRAM and the interrupt of the disk: a device
+//! with [`Order::Flush`] needs [`flush_writes`] before it reads.
+//!
+//! [`add_p2pdma_pages`]: crate::pci::Device::add_p2pdma_pages
+//! [`enable_p2pdma`]: crate::pci::Device::enable_p2pdma
+//! [`take_pages`]: crate::pci::p2pdma::Provider::take_pages
+//! [`flush_writes`]: crate::drm::gem::peer::flush_writes
+//! [`Order::Flush`]: crate::drm::gem::peer::Order::Flush
+//!
 //! # Locking
 //!
 //! `mmap()`, and the last `munmap()`, take the reservation of the object, with the `mmap_lock`

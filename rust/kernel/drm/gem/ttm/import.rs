@@ -18,7 +18,7 @@
 //!
 //! # Locking
 //!
-//! Buffers are imported by the DMA device of the DRM device, which [`Device::setup`] has set. Its
+//! Buffers are imported by the DMA device of the DRM device, the PCI device of its parent. Its
 //! device lock is taken for an import, outside of the locks of the DRM core and of all locks that
 //! are listed in [`TtmObject`]: an attachment is a resource of the device, which must not
 //! be unbound meanwhile.

@@ -39,7 +39,7 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` before [`Self::setup`], or if `size` is not a power of two.
+    /// - `EINVAL` before the registration, or if `size` is not a power of two.
     /// - `ENOSPC` if there is no room, `ENOMEM` if memory runs out.
     /// - `ERESTARTSYS` if a signal arrived.
     ///
@@ -61,7 +61,7 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` before [`Self::setup`].
+    /// - `EINVAL` before the registration.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - The error of a move, and `ENOMEM`.
     pub fn make_room(&self, bytes: u64, ctx: &mut OpCtx) -> Result<bool> {

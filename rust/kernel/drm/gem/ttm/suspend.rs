@@ -145,8 +145,8 @@ impl<T: TtmObject> Device<T> {
     /// objects are moved to system memory, and importers are notified. With [`Content::Lost`] all
     /// objects that can be moved are moved, and the content of the others is saved. Processes lose
     /// their mappings, and an access resumes the device. May be called again before
-    /// [`Self::resume`]: changes since the first call are then saved, too. Does nothing before
-    /// [`Self::setup`]. `ctx` says whether to wait for the work of others on the objects.
+    /// [`Self::resume`]: changes since the first call are then saved, too. Does nothing before the
+    /// registration. `ctx` says whether to wait for the work of others on the objects.
     ///
     /// # Errors
     ///
