@@ -168,7 +168,7 @@ impl RegistrationInit<Driver> for Init {
         drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Vram<'a>, Error> {
         Ok(Vram {
-            engine: CpuEngine::new(drm.ttm.window(adev, MODULE)?)?,
+            engine: CpuEngine::new(drm.ttm.map_bar(adev, MODULE)?)?,
         })
     }
 }

@@ -29,8 +29,8 @@ use kernel::{
             },
             ttm::TtmObject,
             BaseObject,
-            Held,
             IntoGEMObject,
+            LockedObject,
             Mappings, //
         },
         queue,
@@ -48,10 +48,10 @@ use kernel::{
         },
         vram::{
             Allocator,
+            BarMapping, //
             Domain,
             MemType,
             Ranges,
-            Window, //
         }, //
     },
     error::to_result,
@@ -415,7 +415,7 @@ impl RegistrationInit<Driver> for Init {
         _drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Vram<'a>, Error> {
         Ok(Vram {
-            engine: CpuEngine::new(Window::new(pdev, BAR, c"vram_kunit")?)?,
+            engine: CpuEngine::new(BarMapping::new(pdev, BAR, c"vram_kunit")?)?,
             control: self.0,
             engines: self.1,
             pdev,
@@ -463,7 +463,7 @@ pub(crate) fn domains_asked<R>(f: impl FnOnce() -> R) -> (usize, R) {
 }
 
 impl Mappings for Bo {
-    fn evicted(vram: &Vram<'_>, object: &Held<'_, Object>) {
+    fn evicted(vram: &Vram<'_>, object: &LockedObject<'_, Object>) {
         vram.control.saw(Step::Evicted);
         #[cfg(CONFIG_RUST_DRM_GPUVM)]
         object.mark_mappings_evicted();
@@ -471,7 +471,7 @@ impl Mappings for Bo {
         let _ = object;
     }
 
-    fn zap(vram: &Vram<'_>, object: &Held<'_, Object>) {
+    fn zap(vram: &Vram<'_>, object: &LockedObject<'_, Object>) {
         vram.control.saw(Step::Zapped);
         vram.control.zap(object.object().id());
         #[cfg(CONFIG_RUST_DRM_GPUVM)]
@@ -757,7 +757,7 @@ pub(crate) struct Vmapped<'a> {
 
 impl<'a> Vmapped<'a> {
     /// Maps the buffer of `object`.
-    pub(crate) fn new(buf: &'a DmaBuf, object: &Held<'_, Object>) -> Result<Self> {
+    pub(crate) fn new(buf: &'a DmaBuf, object: &LockedObject<'_, Object>) -> Result<Self> {
         let mut map = bindings::iosys_map::default();
 
         // SAFETY: Both are valid.

@@ -27,13 +27,13 @@ use kernel::{
             mappings::mapping_hooks,
             peer,
             vram::VramObject,
-            Held,
+            LockedObject,
             Mappings, //
         },
         vram::{
             Allocator,
+            BarMapping, //
             Ranges,
-            Window, //
         }, //
     },
     pci,
@@ -59,7 +59,7 @@ struct Notified {
 }
 
 struct Vram<'a> {
-    window: Window<'a>,
+    window: BarMapping<'a>,
     notified: Arc<Notified>,
 }
 
@@ -72,7 +72,7 @@ impl RegistrationInit<Driver> for Init {
         _drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Vram<'a>, Error> {
         Ok(Vram {
-            window: Window::new(pdev, BAR, c"vram_kunit")?,
+            window: BarMapping::new(pdev, BAR, c"vram_kunit")?,
             notified: self.0,
         })
     }
@@ -83,11 +83,11 @@ peer_object! {
 }
 
 impl Mappings for Bo {
-    fn evicted(vram: &Vram<'_>, _object: &Held<'_, Object>) {
+    fn evicted(vram: &Vram<'_>, _object: &LockedObject<'_, Object>) {
         vram.notified.evicted.add(1, Relaxed);
     }
 
-    fn zap(vram: &Vram<'_>, object: &Held<'_, Object>) {
+    fn zap(vram: &Vram<'_>, object: &LockedObject<'_, Object>) {
         let bytes: u64 = object
             .object()
             .ranges()

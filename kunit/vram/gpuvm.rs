@@ -11,7 +11,7 @@ use kernel::{
     drm::{
         gem::{
             mappings::Address,
-            Held, //
+            LockedObject, //
         },
         gpuvm::*, //
     },
@@ -119,7 +119,7 @@ impl DriverGpuVm for Vm {
 }
 
 /// Clears the entries of an object that is about to move.
-pub(crate) fn zap(object: &Held<'_, Object>) {
+pub(crate) fn zap(object: &LockedObject<'_, Object>) {
     object.for_each_vm::<Vm>(|mapped| {
         for range in mapped.ranges() {
             mapped.data().each(&range, |entry, _| *entry = None);
@@ -160,7 +160,7 @@ mod tests {
             gem::{
                 self,
                 BaseObject,
-                Held,
+                LockedObject,
                 SharedResv, //
             },
             gpuvm::*,
@@ -184,7 +184,7 @@ mod tests {
     fn write(
         table: &Table,
         range: &MappedRange,
-        object: &mut Held<'_, Object>,
+        object: &mut LockedObject<'_, Object>,
         dev: &drm::Device<Driver, drm::Registered>,
     ) -> Result {
         let id = object.object().id();

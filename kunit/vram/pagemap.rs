@@ -35,7 +35,7 @@ use kernel::{
         vram::{
             Allocation,
             Allocator,
-            Window, //
+            BarMapping, //
         }, //
     },
     page::PAGE_SHIFT,
@@ -81,8 +81,8 @@ pub(crate) struct Notified {
 
 struct Memory<'a> {
     vram: Arc<Allocator>,
-    window: Arc<Window<'a>>,
-    registers: Window<'a>,
+    window: Arc<BarMapping<'a>>,
+    registers: BarMapping<'a>,
     notified: Arc<Notified>,
 }
 
@@ -146,7 +146,7 @@ impl pagemap::Driver for Svm {
 
 struct Loaded<'a> {
     pages: Registration<'a, Svm>,
-    window: Arc<Window<'a>>,
+    window: Arc<BarMapping<'a>>,
 }
 
 struct Init {
@@ -161,7 +161,7 @@ impl RegistrationInit<Driver> for Init {
         pdev: &'a pci::Device<Bound>,
         drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Loaded<'a>, Error> {
-        let window = Arc::new(Window::new(pdev, BAR, c"vram_kunit")?, GFP_KERNEL)?;
+        let window = Arc::new(BarMapping::new(pdev, BAR, c"vram_kunit")?, GFP_KERNEL)?;
         let bar = if self.has_aliases {
             Some((pdev.p2pdma_provider(BAR)?.take_pages()?, Linear))
         } else {
@@ -171,7 +171,7 @@ impl RegistrationInit<Driver> for Init {
         let memory = Memory {
             vram: self.vram,
             window: window.clone(),
-            registers: Window::new(pdev, REGISTERS, c"vram_kunit")?,
+            registers: BarMapping::new(pdev, REGISTERS, c"vram_kunit")?,
             notified: self.notified,
         };
 

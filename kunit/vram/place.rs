@@ -28,10 +28,10 @@ mod tests {
                 Victims, //
             },
             vram::{
+                BarMapping, //
                 Domain,
                 MemType,
                 Range,
-                Window, //
             }, //
         },
         new_mutex,
@@ -493,27 +493,27 @@ mod tests {
         with_device(|pdev| {
             // BAR 1 is empty; there is no BAR 6.
             for bar in [1, 6, u32::MAX] {
-                check_eq!(Window::new(pdev, bar, c"window").err(), Some(EINVAL));
+                check_eq!(BarMapping::new(pdev, bar, c"window").err(), Some(EINVAL));
             }
-            let window = Window::new(pdev, BAR, c"window")?;
+            let window = BarMapping::new(pdev, BAR, c"window")?;
             check_eq!(window.len(), pdev.resource_len(BAR)?);
             check!(!window.is_empty());
             // The request for one BAR does not include the others.
-            drop(Window::new(pdev, 0, c"window")?);
-            check_eq!(Window::new(pdev, BAR, c"window").err(), Some(EBUSY));
+            drop(BarMapping::new(pdev, 0, c"window")?);
+            check_eq!(BarMapping::new(pdev, BAR, c"window").err(), Some(EBUSY));
             drop(window);
-            drop(Window::new(pdev, BAR, c"window")?);
+            drop(BarMapping::new(pdev, BAR, c"window")?);
 
             // The registration of a device requests the BAR, and releases it at the end.
-            let window = Window::new(pdev, BAR, c"window")?;
+            let window = BarMapping::new(pdev, BAR, c"window")?;
             check_eq!(Card::new(pdev, 0).err(), Some(EBUSY));
             drop(window);
             let card = Card::new(pdev, 0)?;
-            check_eq!(Window::new(pdev, BAR, c"window").err(), Some(EBUSY));
+            check_eq!(BarMapping::new(pdev, BAR, c"window").err(), Some(EBUSY));
             let object = card.object(1, &[Place::VRAM], Domain::Vram)?;
             check_eq!(object.size() as u64, PAGE);
             drop((object, card));
-            drop(Window::new(pdev, BAR, c"window")?);
+            drop(BarMapping::new(pdev, BAR, c"window")?);
             Ok(())
         })
     }

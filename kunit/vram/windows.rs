@@ -50,9 +50,9 @@ use kernel::{
         },
         vram::{
             Allocator,
+            BarMapping, //
             Domain,
             Ranges,
-            Window, //
         }, //
     },
     new_mutex,
@@ -379,7 +379,7 @@ impl RegistrationInit<Driver> for Init {
         _drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Vram<'a>, Error> {
         Ok(Vram {
-            engine: CpuEngine::new(Window::new(pdev, BAR, c"vram_kunit")?)?,
+            engine: CpuEngine::new(BarMapping::new(pdev, BAR, c"vram_kunit")?)?,
             aperture: self.0,
         })
     }

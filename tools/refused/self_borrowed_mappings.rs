@@ -10,7 +10,7 @@ use kernel::{
             mappings::Mappings,
             DriverAllocImpl,
             DriverObject,
-            Held, //
+            LockedObject, //
         }, //
     },
     prelude::*,
@@ -40,7 +40,7 @@ impl<D> Mappings for Bo<D>
 where
     D: for<'a> drm::Driver<RegistrationData<'a> = Data<'a>> + 'static,
 {
-    fn evicted(data: &Data<'_>, _object: &Held<'_, DriverAllocImpl<Self>>) {
+    fn evicted(data: &Data<'_>, _object: &LockedObject<'_, DriverAllocImpl<Self>>) {
         let mut slot = data.slot.lock();
 
         *slot = None;
@@ -52,5 +52,5 @@ where
         let _ = &data.bytes;
     }
 
-    fn zap(_data: &Data<'_>, _object: &Held<'_, DriverAllocImpl<Self>>) {}
+    fn zap(_data: &Data<'_>, _object: &LockedObject<'_, DriverAllocImpl<Self>>) {}
 }

@@ -4,7 +4,7 @@
 
 use kernel::{
     drm::{
-        gem::Held,
+        gem::LockedObject,
         gpuvm::{
             DriverGpuVm,
             LockedVm, //
@@ -13,7 +13,7 @@ use kernel::{
     prelude::*, //
 };
 
-fn touch<O: kernel::drm::gem::IntoGEMObject>(object: &mut Held<'_, O>) {
+fn touch<O: kernel::drm::gem::IntoGEMObject>(object: &mut LockedObject<'_, O>) {
     let _ = object.resv();
 }
 

@@ -17,7 +17,7 @@ use kernel::{
             BaseObject, //
         },
         ioctl,
-        vram::Window, //
+        vram::BarMapping, //
     },
     prelude::*,
     uapi, //
@@ -47,7 +47,7 @@ pub(crate) struct Data {
 /// Data that exists while the driver is bound.
 pub(crate) struct Bound<'a> {
     /// The mapping by which the CPU accesses VRAM.
-    pub(crate) window: Window<'a>,
+    pub(crate) window: BarMapping<'a>,
 }
 
 /// Makes a [`Bound`].
@@ -60,7 +60,7 @@ impl RegistrationInit<Driver> for Init {
         drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Bound<'a>, Error> {
         Ok(Bound {
-            window: drm.vram.window(adev, MODULE)?,
+            window: drm.vram.map_bar(adev, MODULE)?,
         })
     }
 }

@@ -194,7 +194,7 @@ pub(crate) fn vm_bind(
                 None => space.unmap(&guard, &va),
             };
 
-            guard.registration_data_with(|bound| bound.gpu.mend());
+            guard.registration_data_with(|bound| bound.gpu.request_reset());
             ret
         },
     )?;

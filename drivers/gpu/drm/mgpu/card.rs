@@ -125,7 +125,7 @@ impl RegistrationInit<Driver> for Init {
             engine: CopyEngine {
                 ring: engine::new_ring(adev.as_ref(), &self.0)?,
                 view: CpuView::with_scratch(
-                    drm.ttm.window(adev, MODULE)?,
+                    drm.ttm.map_bar(adev, MODULE)?,
                     self.0.aperture.clone(),
                 )?,
                 recovery: self.0.recovery.clone(),

@@ -24,7 +24,7 @@ use kernel::{
                 TtmObject, //
             },
             DriverObject,
-            Held,
+            LockedObject,
             Mappings,
             SharedResv, //
         },
@@ -101,11 +101,11 @@ impl DriverObject for BoData {
 }
 
 impl Mappings for BoData {
-    fn evicted(_bound: &Bound<'_>, object: &Held<'_, Bo>) {
+    fn evicted(_bound: &Bound<'_>, object: &LockedObject<'_, Bo>) {
         vm::evicted(object);
     }
 
-    fn zap(_bound: &Bound<'_>, object: &Held<'_, Bo>) {
+    fn zap(_bound: &Bound<'_>, object: &LockedObject<'_, Bo>) {
         vm::zap(object);
     }
 }
@@ -127,7 +127,7 @@ impl Aperture for BoData {
         let resets = recovery.device_resets();
         let ret = bound.gpu.aperture.map(vram, pieces, wait);
 
-        bound.gpu.mend();
+        bound.gpu.request_reset();
         match ret {
             // The caller tries again.
             Err(e) if e == EIO && recovery.was_stale(resets) => Err(EBUSY),
@@ -138,7 +138,7 @@ impl Aperture for BoData {
     fn unmap(bound: &Bound<'_>, window: Self::Window) -> Result {
         let ret = bound.gpu.aperture.unmap(window);
 
-        bound.gpu.mend();
+        bound.gpu.request_reset();
         ret
     }
 }

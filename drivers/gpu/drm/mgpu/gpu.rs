@@ -178,7 +178,7 @@ impl Gpu {
     }
 
     /// Has the device reset if it has not completed an invalidation. Does not wait for the reset.
-    pub(crate) fn mend(&self) {
+    pub(crate) fn request_reset(&self) {
         if self.recovery.is_stale() {
             self.interrupt.poll_in(0);
         }
@@ -306,7 +306,7 @@ pub(crate) struct Quiet(pub(crate) Arc<Gpu>);
 impl Drop for Quiet {
     fn drop(&mut self) {
         // Jobs have ended, as the DRM driver is unbound.
-        self.0.recovery.quiet();
+        self.0.recovery.shutdown();
         self.0.contexts.end_quarantine();
     }
 }

@@ -160,7 +160,7 @@ impl Status {
     /// # Errors
     ///
     /// `ENODEV` after the driver was unbound.
-    pub(crate) fn begin_anew(&self) -> Result {
+    pub(crate) fn restart(&self) -> Result {
         for ring in 0..RINGS {
             self.0.write(ring * 8 + 1, [0, 0])?;
         }

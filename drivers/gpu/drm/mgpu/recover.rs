@@ -407,7 +407,7 @@ impl Recovery {
     fn set_up(&self, state: &State) -> Result {
         self.contexts.invalidator().reset(self.aperture.len(), || {
             self.regs.reset_all()?;
-            self.status.begin_anew()?;
+            self.status.restart()?;
             self.regs
                 .set_memory(self.status.address(), self.contexts.address())?;
             for (ring, place) in state.rings.iter().enumerate() {
@@ -580,7 +580,7 @@ impl Recovery {
     }
 
     /// Resets the device for the last time: it accesses no memory when this returns. Sleeps.
-    pub(crate) fn quiet(&self) {
+    pub(crate) fn shutdown(&self) {
         let _state = self.state.lock();
 
         if self.closed().is_none() && self.regs.reset_all() == Err(ETIMEDOUT) {

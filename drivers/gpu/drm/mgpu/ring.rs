@@ -292,7 +292,7 @@ impl<E: Entries> State<E> {
     }
 
     /// Takes note that the ring was reset, and is empty.
-    fn begin_anew(&mut self) {
+    fn restart(&mut self) {
         self.reached = self.submitted;
         self.written = 0;
         self.is_unproven = true;
@@ -300,10 +300,10 @@ impl<E: Entries> State<E> {
 
     /// Ends jobs with an error, in their order: those that were begun, or all. The ring was reset,
     /// and is empty.
-    fn lose(&mut self, error: Error, all: bool) {
+    fn mark_lost(&mut self, error: Error, all: bool) {
         let mut index = 0;
 
-        self.begin_anew();
+        self.restart();
         while let Some(job) = self.jobs.get(index) {
             if !all && !job.is_begun {
                 index += 1;
@@ -455,18 +455,18 @@ impl<E: Entries> Ring<E> {
             job.done.expire();
             return false;
         }
-        self.lose(state);
+        self.mark_lost(state);
         true
     }
 
     /// Ends the jobs that were in the ring before a reset of the device, or all jobs if the device
     /// is not used any more.
-    fn lose(&self, state: &mut State<E>) {
+    fn mark_lost(&self, state: &mut State<E>) {
         // The next entry is the first one that the device counts.
         state.epoch = self.recovery.epoch();
         match self.recovery.closed() {
-            Some(error) => state.lose(error, true),
-            None => state.lose(EIO, false),
+            Some(error) => state.mark_lost(error, true),
+            None => state.mark_lost(EIO, false),
         }
     }
 
@@ -538,7 +538,7 @@ impl<E: Entries> Ring<E> {
         if self.recovery.is_gone() {
             dev_info!(self.dev, "the device does not answer any more\n");
             self.recovery.gone();
-            state.lose(ENODEV, true);
+            state.mark_lost(ENODEV, true);
             return Err(ENODEV);
         }
         if self.recovery.epoch() != state.epoch {
@@ -592,19 +592,19 @@ impl<E: Entries> Ring<E> {
             }
             Ok(Reset::Device) => return self.reset_with_device(&mut state),
             Err(e) => {
-                state.lose(e, true);
+                state.mark_lost(e, true);
                 Err(e)
             }
         };
         // The queue knows the jobs that are left, and begins them again.
         state.jobs.clear();
-        state.begin_anew();
+        state.restart();
         result
     }
 
     /// Does [`Self::reset`] after all of the device was reset.
     fn reset_with_device(&self, state: &mut State<E>) -> Result {
-        self.lose(state);
+        self.mark_lost(state);
         // The queue knows those that are left, and begins them again.
         state.jobs.clear();
         self.recovery.closed().map_or(Ok(()), Err)

@@ -34,7 +34,7 @@ use kernel::{
     drm::{
         exec::Flag,
         gem::{
-            Held,
+            LockedObject,
             SharedResv, //
         },
         gpuvm::{
@@ -308,12 +308,12 @@ impl PinnedDrop for AddressSpace {
 }
 
 /// Marks the mappings of an object, which leaves its place, as evicted in all address spaces.
-pub(crate) fn evicted(object: &Held<'_, Bo>) {
+pub(crate) fn evicted(object: &LockedObject<'_, Bo>) {
     object.mark_mappings_evicted();
 }
 
 /// Clears and invalidates all page table entries of an object, in all address spaces.
-pub(crate) fn zap(object: &Held<'_, Bo>) {
+pub(crate) fn zap(object: &LockedObject<'_, Bo>) {
     object.for_each_vm::<Kind>(|mapped| {
         let table = mapped.data();
         let mut cleared = None;

@@ -111,7 +111,7 @@ impl RegistrationInit<VvramDriver> for Bind<'_> {
         drm: drm::devres::Unregistered<'_, 'a, VvramDriver>,
     ) -> impl PinInit<BoundData<'a>, Error> {
         let pages = self.pages.map(|pages| pages.of(pdev)).transpose()?;
-        let engine = self.variant.engine(drm.ttm.window(pdev, c"vvram")?)?;
+        let engine = self.variant.engine(drm.ttm.map_bar(pdev, c"vvram")?)?;
         let memory = svm::Memory {
             vram: self.vram,
             engine: engine.clone(),

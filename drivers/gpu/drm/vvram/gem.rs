@@ -17,7 +17,7 @@ use kernel::{
                 TtmObject, //
             },
             DriverObject,
-            Held,
+            LockedObject,
             Mappings, //
         },
         ttm::{
@@ -91,11 +91,11 @@ impl DriverObject for BoData {
 }
 
 impl Mappings for BoData {
-    fn evicted(bound: &BoundData<'_>, object: &Held<'_, Bo>) {
+    fn evicted(bound: &BoundData<'_>, object: &LockedObject<'_, Bo>) {
         bound.mapped.evicted(object.object().id());
     }
 
-    fn zap(bound: &BoundData<'_>, object: &Held<'_, Bo>) {
+    fn zap(bound: &BoundData<'_>, object: &LockedObject<'_, Bo>) {
         bound.mapped.zap(object.object().id());
     }
 }

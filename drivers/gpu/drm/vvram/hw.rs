@@ -23,8 +23,8 @@ use kernel::{
         },
         vram::{
             Allocator,
+            BarMapping, //
             Ranges,
-            Window, //
         }, //
     },
     pci,
@@ -51,7 +51,7 @@ pub(crate) trait Variant: Sync {
     }
 
     /// Makes the engine, which works on VRAM through `window`.
-    fn engine<'a>(&self, window: Window<'a>) -> Result<Arc<dyn Engine + 'a>>;
+    fn engine<'a>(&self, window: BarMapping<'a>) -> Result<Arc<dyn Engine + 'a>>;
 }
 
 /// How a device works on its VRAM, while the driver is bound.
@@ -96,7 +96,7 @@ impl Variant for Ivshmem {
         2
     }
 
-    fn engine<'a>(&self, window: Window<'a>) -> Result<Arc<dyn Engine + 'a>> {
+    fn engine<'a>(&self, window: BarMapping<'a>) -> Result<Arc<dyn Engine + 'a>> {
         Ok(Arc::new(CpuEngine::new(window)?, GFP_KERNEL)?)
     }
 }

@@ -28,7 +28,7 @@ use kernel::{
             mappings::Address,
             ttm::ioctl::whole_pages,
             BaseObject,
-            Held, //
+            LockedObject, //
         },
         ttm::{
             OpCtx,
@@ -115,7 +115,7 @@ struct Mapping {
 
 impl Mapping {
     /// Fills the entries with the addresses of the object.
-    fn fill(&self, dev: &VvramDevice<Registered>, object: &mut Held<'_, Bo>) -> Result {
+    fn fill(&self, dev: &VvramDevice<Registered>, object: &mut LockedObject<'_, Bo>) -> Result {
         let ctx = &mut OpCtx::interruptible();
         let is_import = object.object().as_import().is_some();
 
@@ -358,7 +358,7 @@ impl Bound {
     fn with(
         &self,
         dev: &VvramDevice<Registered>,
-        mut f: impl FnMut(&Mapping, &mut Held<'_, Bo>) -> Result,
+        mut f: impl FnMut(&Mapping, &mut LockedObject<'_, Bo>) -> Result,
     ) -> Result {
         dev.ttm.exec(Flag::Interruptible, |exec| {
             let mut object = self.object.lock(exec)?.ok_or(EALREADY)?;
@@ -374,7 +374,7 @@ impl Bound {
     fn as_is(
         &self,
         dev: &VvramDevice<Registered>,
-        mut f: impl FnMut(&Mapping, &mut Held<'_, Bo>) -> Result,
+        mut f: impl FnMut(&Mapping, &mut LockedObject<'_, Bo>) -> Result,
     ) -> Result {
         dev.ttm.exec(Flag::Interruptible, |exec| {
             f(&self.mapping, &mut self.object.lock(exec)?.ok_or(EALREADY)?)
@@ -486,7 +486,7 @@ pub(crate) fn read(
                 .as_ref()
                 .and_then(|space| space.at(page))
                 .ok_or(EFAULT)?;
-            let page_by = |mapping: &Mapping, object: &mut Held<'_, Bo>| {
+            let page_by = |mapping: &Mapping, object: &mut LockedObject<'_, Bo>| {
                 dev.registration_data_with(|bound| {
                     read_page(dev, bound, mapping, object, page, skip, &mut *bytes)
                 })
@@ -529,7 +529,7 @@ fn read_page(
     dev: &VvramDevice<Registered>,
     bound: &BoundData<'_>,
     mapping: &Mapping,
-    object: &mut Held<'_, Bo>,
+    object: &mut LockedObject<'_, Bo>,
     page: usize,
     skip: usize,
     to: &mut [u8],

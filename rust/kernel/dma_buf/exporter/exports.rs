@@ -88,7 +88,7 @@ const REMIND_MAX_MS: i64 = 600_000;
 pub(super) struct Links {
     previous: Cell<*mut bindings::dma_buf>,
     next: Cell<*mut bindings::dma_buf>,
-    /// Whether [`Held`] keeps the buffer from being freed.
+    /// Whether [`Kept`] keeps the buffer from being freed.
     held: Cell<bool>,
 }
 
@@ -119,7 +119,7 @@ pub(super) struct Registry {
     #[pin]
     first: Mutex<First>,
 
-    /// Woken when [`Held`] does not keep a buffer from being freed any more.
+    /// Woken when [`Kept`] does not keep a buffer from being freed any more.
     #[pin]
     released: CondVar,
 
@@ -210,7 +210,7 @@ impl Registry {
     ///
     /// A reference cannot be taken: the file of a buffer may be gone while an `O_PATH` descriptor
     /// keeps the dentry, and so the buffer.
-    fn next(&self, after: Option<&Held<'_>>) -> Option<Held<'_>> {
+    fn next(&self, after: Option<&Kept<'_>>) -> Option<Kept<'_>> {
         let first = self.first.lock();
         let buf = match after {
             None => first.0,
@@ -225,7 +225,7 @@ impl Registry {
         unsafe { links_of(buf) }.held.set(true);
         // INVARIANT: The buffer was just marked as kept. Only the driver that is being unbound
         // marks buffers, one at a time.
-        Some(Held {
+        Some(Kept {
             registry: self,
             buf,
         })
@@ -245,12 +245,12 @@ impl Registry {
 /// # Invariants
 ///
 /// `buf` is a dma-buf on the list of `registry`, and marked as kept.
-struct Held<'a> {
+struct Kept<'a> {
     registry: &'a Registry,
     buf: *mut bindings::dma_buf,
 }
 
-impl Held<'_> {
+impl Kept<'_> {
     fn buf(&self) -> &DmaBuf {
         // SAFETY: By the type invariant the release of the buffer has not got past
         // `Registry::remove()`, so everything of it is valid. No `ARef` is made of the reference.
@@ -258,7 +258,7 @@ impl Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for Kept<'_> {
     fn drop(&mut self) {
         let first = self.registry.first.lock();
 

@@ -5,7 +5,7 @@
 //! A driver whose device has page tables implements [`Mappings`] for its objects and names the
 //! implementation in the class: [`TtmObject::MAPPINGS`](drm::gem::ttm::TtmObject::MAPPINGS) or
 //! [`VramObject::MAPPINGS`](super::vram::VramObject::MAPPINGS). It gets the addresses of an object
-//! from [`Held::placed`](super::Held), with the reservation held and the device registered. From
+//! from [`LockedObject::placed`](super::Held), with the reservation held and the device registered. From
 //! then on the layer calls the driver before an address becomes wrong:
 //!
 //! - The object moves, to or from VRAM, or to where it can be swapped out:
@@ -35,7 +35,7 @@
 //!
 //! The content of an object may still be on its way when its addresses are known. A job depends on
 //! the fences of [`Usage::Kernel`] of all its objects. It adds its own fence to the reservations.
-//! Moves wait for this fence. The job also keeps `Held::arrival()` and does not begin if the
+//! Moves wait for this fence. The job also keeps `LockedObject::arrival()` and does not begin if the
 //! content was lost: the memory may have content of its last owner.
 //!
 //! Jobs queued before on the same page table have neither. If there may be such jobs the driver
@@ -55,8 +55,8 @@
 use super::{
     DriverAllocImpl,
     DriverObject,
-    Held,
     IntoGEMObject, //
+    LockedObject,
 };
 use crate::{
     bindings,
@@ -79,12 +79,12 @@ pub type RegistrationData<'a, T> =
 /// gone no calls are made any more.
 ///
 /// Both calls may come more than once for one move, and for an object that no page table shows. See
-/// [`Held::placed`] for an example.
+/// [`LockedObject::placed`] for an example.
 pub trait Mappings: DriverObject {
     /// The object is about to leave where it is: new work must not use its addresses.
     ///
     /// Called after importers were notified and before any wait. Sets flags; must not wait.
-    fn evicted(reg: &RegistrationData<'_, Self>, object: &Held<'_, DriverAllocImpl<Self>>);
+    fn evicted(reg: &RegistrationData<'_, Self>, object: &LockedObject<'_, DriverAllocImpl<Self>>);
 
     /// The object leaves where it is: no entry of a page table may lead there when this returns.
     ///
@@ -96,7 +96,7 @@ pub trait Mappings: DriverObject {
     /// The device is active if the object moves to or from VRAM. It may be suspended if system
     /// memory is about to be swapped out, or a buffer of another device is invalidated: then the
     /// entries have to be cleared before the device uses them again.
-    fn zap(reg: &RegistrationData<'_, Self>, object: &Held<'_, DriverAllocImpl<Self>>);
+    fn zap(reg: &RegistrationData<'_, Self>, object: &LockedObject<'_, DriverAllocImpl<Self>>);
 }
 
 /// The address of a part of an object, for a page table of the device.
@@ -235,7 +235,7 @@ unsafe fn with_reference<T: Mappings>(
         // SAFETY: The object is one of this class, and valid until the reference is put.
         let object: &DriverAllocImpl<T> = unsafe { IntoGEMObject::from_raw(gem) };
         // SAFETY: As promised by the caller.
-        let held = unsafe { Held::assume(object) };
+        let held = unsafe { LockedObject::assume(object) };
 
         match call {
             Call::Evicted => T::evicted(reg, &held),

@@ -7,18 +7,18 @@
 //!   data of the DRM driver.
 //! - [`Object`] is a GEM object that lives in one of them. TTM decides which, by a list of
 //!   [`Place`]s, and evicts the objects that were used least recently. An operation that needs the
-//!   content is a use: a [validation](Reserved::validate), a copy, a fault, a pin, and a mapping of
+//!   content is a use: a [validation](ObjectGuard::validate), a copy, a fault, a pin, and a mapping of
 //!   a peer. Reserving an object to read where it is does not count. Objects that never leave VRAM
 //!   are not on the LRU list, so that an eviction need not skip them.
 //! - [`TtmObject`] is implemented by a driver: it returns the parts of the driver's data, and
 //!   chooses the [`Engine`](drm::ttm::Engine) that does a [`Job`](drm::ttm::Job), the move of the
 //!   content of an object.
 //! - [`CpuEngine`](drm::ttm::CpuEngine) does jobs if the device cannot, by
-//!   [`Window`](drm::vram::Window), the CPU's view of VRAM.
+//!   [`BarMapping`](drm::vram::BarMapping), the CPU's view of VRAM.
 //!
 //! An [`Object`] is made with a list of [`Place`]s and moves when TTM needs room. Code that reads
-//! where it is, moves it or pins it reserves it first: [`Reserved`] is the proof that the
-//! reservation is held. [`Held`] is the view of a reserved object; layers of the kernel crate get
+//! where it is, moves it or pins it reserves it first: [`ObjectGuard`] is the proof that the
+//! reservation is held. [`LockedObject`] is the view of a reserved object; layers of the kernel crate get
 //! it in callbacks, which are called with the reservation held.
 //!
 //! Processes map an object through its fake offset, write-combined where it is in VRAM; the kernel
@@ -75,7 +75,7 @@
 //!             Domain,
 //!             MemType,
 //!             Ranges,
-//!             Window, //
+//!             BarMapping, //
 //!         }, //
 //!     },
 //!     module::this_module,
@@ -109,7 +109,7 @@
 //!         drm: drm::devres::Unregistered<'_, 'a, Example>,
 //!     ) -> impl PinInit<Vram<'a>, Error> {
 //!         Ok(Vram {
-//!             engine: CpuEngine::new(drm.ttm.window(pdev, c"drm_peer_example")?)?,
+//!             engine: CpuEngine::new(drm.ttm.map_bar(pdev, c"drm_peer_example")?)?,
 //!         })
 //!     }
 //! }
@@ -336,10 +336,10 @@ mod copy;
 pub mod debugfs;
 mod device;
 mod direct;
-mod held;
 mod import;
 pub mod ioctl;
 mod jobs;
+mod locked;
 mod lost;
 mod mmap;
 mod moves;
@@ -366,9 +366,9 @@ pub use self::{
         Part, //
     },
     device::Device,
-    held::{
+    locked::{
+        ObjectGuard, //
         Pinned,
-        Reserved, //
     },
     object::TtmObject,
     placed::Placed,
@@ -405,8 +405,8 @@ use super::{
     },
     shared_resv::ResvRef,
     BaseObject,
-    Held,
     IntoGEMObject, //
+    LockedObject,
 };
 use crate::{
     bindings,
@@ -702,7 +702,7 @@ impl<T: TtmObject> Object<T> {
         let obj: ARef<Self> = unsafe { ARef::from_raw(NonNull::new_unchecked(this)) };
         // SAFETY: The object was made with its reservation held.
         unsafe {
-            Held::assume(&*obj).take_off_lru();
+            LockedObject::assume(&*obj).take_off_lru();
             if let Some(import) = &obj.import {
                 import.follow(obj.as_raw());
             }
@@ -776,14 +776,14 @@ impl<T: TtmObject> Object<T> {
     /// # Errors
     ///
     /// The errors of [`ExecCtx::prepare_obj`].
-    pub fn lock<'a>(&self, exec: &mut ExecCtx<'a>) -> Result<Option<Held<'a, Object<T>>>> {
+    pub fn lock<'a>(&self, exec: &mut ExecCtx<'a>) -> Result<Option<LockedObject<'a, Object<T>>>> {
         let Some(_) = exec.prepare_obj(self, 0)? else {
             return Ok(None);
         };
 
         // SAFETY: The round has a reference to the object and holds the reservation, and lasts for
         // `'a`.
-        Ok(Some(unsafe { Held::assume(&*ptr::from_ref(self)) }))
+        Ok(Some(unsafe { LockedObject::assume(&*ptr::from_ref(self)) }))
     }
 
     /// Returns the number of the object, which no other object of the device has or had.
@@ -841,13 +841,13 @@ impl<T: TtmObject> Object<T> {
     /// # Errors
     ///
     /// `EINTR` if `interruptible`, and a signal is pending.
-    pub fn reserve(&self, interruptible: bool) -> Result<Reserved<'_, T>> {
-        Reserved::new(self, interruptible)
+    pub fn reserve(&self, interruptible: bool) -> Result<ObjectGuard<'_, T>> {
+        ObjectGuard::new(self, interruptible)
     }
 
     /// Reserves the object, unless another task has it. Never sleeps.
-    pub(crate) fn try_reserve(&self) -> Option<Reserved<'_, T>> {
-        Reserved::try_new(self)
+    pub(crate) fn try_reserve(&self) -> Option<ObjectGuard<'_, T>> {
+        ObjectGuard::try_new(self)
     }
 
     /// Returns the object of a C structure, [`None`] if it is a ghost.

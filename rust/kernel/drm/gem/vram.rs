@@ -53,8 +53,8 @@ use super::{
     },
     BaseObject,
     DriverObject,
-    Held,
     IntoGEMObject,
+    LockedObject,
     MappingHooks,
     Status, //
 };
@@ -406,7 +406,7 @@ unsafe impl<T: VramObject> Backing for Object<T> {
         Some(MemType::Vram)
     }
 
-    fn state(object: &Held<'_, Self>) -> State {
+    fn state(object: &LockedObject<'_, Self>) -> State {
         State {
             mem_type: Some(MemType::Vram),
             pinned: true,
@@ -414,16 +414,16 @@ unsafe impl<T: VramObject> Backing for Object<T> {
         }
     }
 
-    fn visible_bytes(object: &Held<'_, Self>) -> u64 {
+    fn visible_bytes(object: &LockedObject<'_, Self>) -> u64 {
         object.obj.ranges().bytes_below(object.obj.device.visible())
     }
 
-    fn client(object: &Held<'_, Self>) -> Client {
+    fn client(object: &LockedObject<'_, Self>) -> Client {
         // SAFETY: The reservation, which guards the cell, is held.
         unsafe { *object.obj.client.get() }
     }
 
-    fn can_be_visible(object: &Held<'_, Self>) -> bool {
+    fn can_be_visible(object: &LockedObject<'_, Self>) -> bool {
         if T::APERTURE.is_some() {
             return T::APERTURE.fits(object.obj.drm(), object.obj.size() as u64);
         }
@@ -432,7 +432,7 @@ unsafe impl<T: VramObject> Backing for Object<T> {
     }
 
     fn migrate(
-        _object: &mut Held<'_, Self>,
+        _object: &mut LockedObject<'_, Self>,
         _domain: Domain,
         _interruptible: bool,
         _patient: bool,
@@ -440,25 +440,25 @@ unsafe impl<T: VramObject> Backing for Object<T> {
         Err(EOPNOTSUPP)
     }
 
-    fn pin(_object: &mut Held<'_, Self>) -> Result {
+    fn pin(_object: &mut LockedObject<'_, Self>) -> Result {
         Ok(())
     }
 
-    fn unpin(_object: &mut Held<'_, Self>) {}
+    fn unpin(_object: &mut LockedObject<'_, Self>) {}
 
-    fn vram_ranges<'a>(object: &'a Held<'_, Self>) -> Result<&'a Ranges> {
+    fn vram_ranges<'a>(object: &'a LockedObject<'_, Self>) -> Result<&'a Ranges> {
         Ok(object.obj.ranges())
     }
 
-    fn window(object: &Held<'_, Self>) -> Result<Arc<RangeList>> {
+    fn window(object: &LockedObject<'_, Self>) -> Result<Arc<RangeList>> {
         windows::window(object, Holder::Importers)
     }
 
-    fn release_window(object: &Held<'_, Self>) {
+    fn release_window(object: &LockedObject<'_, Self>) {
         windows::release(object.obj, Holder::Importers);
     }
 
-    fn flush(object: &Held<'_, Self>) -> Result {
+    fn flush(object: &LockedObject<'_, Self>) -> Result {
         // SAFETY: The device is valid and of `T::Driver`.
         unsafe {
             while_registered::<T::Driver, _>((*object.obj.as_raw()).dev, |reg| {
@@ -471,12 +471,12 @@ unsafe impl<T: VramObject> Backing for Object<T> {
         }
     }
 
-    fn exported(object: &Held<'_, Self>) -> *mut bindings::dma_buf {
+    fn exported(object: &LockedObject<'_, Self>) -> *mut bindings::dma_buf {
         // SAFETY: The reservation, which guards the cell, is held.
         unsafe { *object.obj.exported.get() }
     }
 
-    unsafe fn set_exported(object: &mut Held<'_, Self>, buf: *mut bindings::dma_buf) {
+    unsafe fn set_exported(object: &mut LockedObject<'_, Self>, buf: *mut bindings::dma_buf) {
         // INVARIANT: By the safety requirements.
         // SAFETY: The reservation, which guards the cells, is held.
         unsafe {
@@ -510,20 +510,20 @@ unsafe impl<T: VramObject> Windowed for Object<T> {
             .filter(|obj| obj.id == number)
     }
 
-    fn place<'a>(object: &'a Held<'_, Self>) -> Option<&'a Ranges> {
+    fn place<'a>(object: &'a LockedObject<'_, Self>) -> Option<&'a Ranges> {
         Some(object.obj.ranges())
     }
 
-    fn buffer(object: &Held<'_, Self>) -> *mut bindings::dma_buf {
+    fn buffer(object: &LockedObject<'_, Self>) -> *mut bindings::dma_buf {
         Self::exported(object)
     }
 
-    fn is_fixed(object: &Held<'_, Self>) -> bool {
+    fn is_fixed(object: &LockedObject<'_, Self>) -> bool {
         // SAFETY: It is null or the dma-buf of the object, whose reservation is held.
         unsafe { exporter::is_pinned(Self::exported(object)) }
     }
 
-    fn await_importers(object: &Held<'_, Self>, limit: Jiffies, wait: Wait) -> Result {
+    fn await_importers(object: &LockedObject<'_, Self>, limit: Jiffies, wait: Wait) -> Result {
         // SAFETY: The reservation of a valid object is valid.
         let resv = unsafe { DmaResv::from_raw((*object.obj.as_raw()).resv) };
 
@@ -531,7 +531,7 @@ unsafe impl<T: VramObject> Windowed for Object<T> {
         Ok(())
     }
 
-    fn trace_invalidation(object: &Held<'_, Self>) {
+    fn trace_invalidation(object: &LockedObject<'_, Self>) {
         trace::invalidate(subject(object.obj), MemType::Vram.as_raw());
     }
 }

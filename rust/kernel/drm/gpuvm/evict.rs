@@ -5,9 +5,9 @@
 //! An object may be mapped by several VMs, and at several addresses in each. A driver whose
 //! objects move implements [`Mappings`](drm::gem::Mappings):
 //!
-//! - [`evicted`](drm::gem::Mappings::evicted) calls [`Held::mark_mappings_evicted`]. Then
+//! - [`evicted`](drm::gem::Mappings::evicted) calls [`LockedObject::mark_mappings_evicted`]. Then
 //!   [`LockedVm::validate`] brings the object back before a VM is used again.
-//! - [`zap`](drm::gem::Mappings::zap) calls [`Held::for_each_vm`] to clear the entries of the
+//! - [`zap`](drm::gem::Mappings::zap) calls [`LockedObject::for_each_vm`] to clear the entries of the
 //!   object.
 //!
 //! The walk returns ranges, because the data of a mapping, [`DriverGpuVm::VaData`], and that of the
@@ -29,7 +29,7 @@
 use super::*;
 use crate::{
     container_of,
-    drm::gem::Held, //
+    drm::gem::LockedObject, //
 };
 use core::any::TypeId;
 
@@ -187,13 +187,13 @@ impl<T: DriverGpuVm> GpuVmBo<T> {
     /// Returns whether the object was evicted since [`LockedVm::validate`] brought it back last.
     ///
     /// [`None`] if `object` is not the object of the value.
-    pub fn is_evicted(&self, object: &Held<'_, T::Object>) -> Option<bool> {
+    pub fn is_evicted(&self, object: &LockedObject<'_, T::Object>) -> Option<bool> {
         // SAFETY: The reservation of the object, which guards the flag, is held.
         ptr::eq(object.object(), self.obj()).then(|| unsafe { (*self.as_raw()).evicted })
     }
 }
 
-impl<O: IntoGEMObject> Held<'_, O> {
+impl<O: IntoGEMObject> LockedObject<'_, O> {
     /// Calls `f` with each VM that maps the object, with the `gpuva.lock` of the object held.
     fn for_each_vm_bo(&self, mut f: impl FnMut(*mut bindings::drm_gpuvm_bo)) {
         let _lock = gpuva_lock(self.object()).lock();
@@ -218,7 +218,7 @@ impl<O: IntoGEMObject> Held<'_, O> {
     }
 }
 
-impl<O: drm::driver::AllocImpl> Held<'_, O> {
+impl<O: drm::driver::AllocImpl> LockedObject<'_, O> {
     /// Calls `f` with each VM of the kind `T` that maps the object.
     ///
     /// For [`Mappings::zap`](drm::gem::Mappings::zap): `f` clears the entries of page tables, and
@@ -231,7 +231,7 @@ impl<O: drm::driver::AllocImpl> Held<'_, O> {
     /// use core::ops::Range;
     /// use kernel::{
     ///     drm::{
-    ///         gem::Held,
+    ///         gem::LockedObject,
     ///         gpuvm::DriverGpuVm, //
     ///     }, //
     /// };
@@ -242,7 +242,7 @@ impl<O: drm::driver::AllocImpl> Held<'_, O> {
     ///     fn invalidate(&self);
     /// }
     ///
-    /// fn zap<T: DriverGpuVm<VmBoData: Table>>(object: &Held<'_, T::Object>) {
+    /// fn zap<T: DriverGpuVm<VmBoData: Table>>(object: &LockedObject<'_, T::Object>) {
     ///     object.for_each_vm::<T>(|mapped| {
     ///         for range in mapped.ranges() {
     ///             mapped.data().clear(range.va);

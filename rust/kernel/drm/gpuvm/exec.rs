@@ -60,7 +60,7 @@ use crate::{
             Exec,
             ExecCtx, //
         },
-        gem::Held, //
+        gem::LockedObject, //
     },
     error::from_result,
     types::NotThreadSafe, //
@@ -128,7 +128,7 @@ impl<'a> ExecCtx<'a> {
     ///             Exec,
     ///             Flag, //
     ///         },
-    ///         gem::Held,
+    ///         gem::LockedObject,
     ///         gpuvm::{
     ///             DriverGpuVm,
     ///             GpuVm,
@@ -141,7 +141,7 @@ impl<'a> ExecCtx<'a> {
     /// fn submit<T: DriverGpuVm, F: FenceContextOps>(
     ///     vm: &GpuVm<T>,
     ///     job: FenceAllocation<F>,
-    ///     mut bring: impl FnMut(&GpuVmBo<T>, &mut Held<'_, T::Object>) -> Result,
+    ///     mut bring: impl FnMut(&GpuVmBo<T>, &mut LockedObject<'_, T::Object>) -> Result,
     ///     mut wait_for: impl FnMut(&Fence) -> Result,
     /// ) -> Result<DriverFence<F>> {
     ///     let mut job = Some(job);
@@ -316,7 +316,7 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
     /// it is neither.
     ///
     /// An object that was passed to [`GpuVm::obtain`] before the VM was locked is external.
-    pub fn object<'s>(&'s mut self, obj: &'s T::Object) -> Option<Held<'s, T::Object>> {
+    pub fn object<'s>(&'s mut self, obj: &'s T::Object) -> Option<LockedObject<'s, T::Object>> {
         // SAFETY: The object is valid.
         let resv = unsafe { (*obj.as_raw()).resv };
 
@@ -324,7 +324,7 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
         // is no other view of it, and `self`, which is borrowed, cannot return another one.
         self.resvs()
             .any(|locked| locked.as_raw() == resv)
-            .then(|| unsafe { Held::assume(obj) })
+            .then(|| unsafe { LockedObject::assume(obj) })
     }
 
     /// Makes [`Self::validate`] bring an object back, or to its place in the first place.
@@ -360,7 +360,7 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
     /// repeatedly, and those of `bring`.
     pub fn validate<'s>(
         &'s mut self,
-        mut bring: impl FnMut(&GpuVmBo<T>, &mut Held<'_, T::Object>) -> Result,
+        mut bring: impl FnMut(&GpuVmBo<T>, &mut LockedObject<'_, T::Object>) -> Result,
     ) -> Result<ValidVm<'s, T>> {
         let exec = self.ctx.exec;
 
@@ -375,7 +375,7 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
                 is_done = false;
                 // SAFETY: The reservation of an object on the list is held. There is no other view,
                 // because `self` is borrowed.
-                bring(vm_bo, &mut unsafe { Held::assume(vm_bo.obj()) })
+                bring(vm_bo, &mut unsafe { LockedObject::assume(vm_bo.obj()) })
             };
             let mut validator: Validator<'_, T> = &mut each;
 

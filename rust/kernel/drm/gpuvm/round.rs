@@ -40,7 +40,7 @@ use crate::{
                 Placed,
                 TtmObject, //
             },
-            Held,
+            LockedObject,
             SharedResv, //
         },
         ttm::{
@@ -353,7 +353,7 @@ where
     /// - `EAGAIN` if there is something to wait for. If `moves` is empty then, the ioctl has to be
     ///   repeated.
     /// - `EIO` if an object has lost its content, or the device may reach memory of other objects.
-    /// - The errors of [`Held::validate`] and [`Held::placed`], and `ENODEV`.
+    /// - The errors of [`LockedObject::validate`] and [`LockedObject::placed`], and `ENODEV`.
     /// - What `f` returns.
     pub fn with_valid<R>(
         &self,
@@ -480,8 +480,12 @@ where
     ///
     /// # Errors
     ///
-    /// The errors of [`Held::placed`].
-    fn leaves(&mut self, object: &mut Held<'_, Object<T>>, ctx: &mut OpCtx) -> Result<bool> {
+    /// The errors of [`LockedObject::placed`].
+    fn leaves(
+        &mut self,
+        object: &mut LockedObject<'_, Object<T>>,
+        ctx: &mut OpCtx,
+    ) -> Result<bool> {
         let import = object.object().as_import();
 
         if import.is_some_and(|import| import.is_in_use(&mut object.resv())) {
@@ -525,8 +529,8 @@ where
     ///
     /// # Errors
     ///
-    /// The errors of [`Held::validate`] and [`Held::placed`], and `ENODEV`.
-    fn bring(&mut self, vm_bo: &GpuVmBo<V>, object: &mut Held<'_, Object<T>>) -> Result {
+    /// The errors of [`LockedObject::validate`] and [`LockedObject::placed`], and `ENODEV`.
+    fn bring(&mut self, vm_bo: &GpuVmBo<V>, object: &mut LockedObject<'_, Object<T>>) -> Result {
         let mut ctx = OpCtx::interruptible();
 
         let is_import = object.object().as_import().is_some();
@@ -542,7 +546,7 @@ where
             let domain = object.object().domain();
 
             let is_in_vram =
-                |object: &Held<'_, Object<T>>| object.mem_type() == Some(MemType::Vram);
+                |object: &LockedObject<'_, Object<T>>| object.mem_type() == Some(MemType::Vram);
 
             // In system memory it is reached as well, which is better than to wait for others.
             let stays = object.mem_type() == Some(MemType::Tt) && object.would_wait();
@@ -570,7 +574,7 @@ where
     fn show(
         &mut self,
         vm_bo: &GpuVmBo<V>,
-        object: &mut Held<'_, Object<T>>,
+        object: &mut LockedObject<'_, Object<T>>,
         ctx: &mut OpCtx,
     ) -> Result {
         if let Some(content) = object.arrival() {

@@ -31,7 +31,7 @@ mod cases {
                 Flags, //
             },
             gem::{
-                Held,
+                LockedObject,
                 SharedResv, //
             },
             UnregisteredDevice, //
@@ -211,7 +211,7 @@ mod cases {
     /// The reservation of the object must be held.
     unsafe fn evict_locked(obj: &Object) {
         // SAFETY: As promised.
-        unsafe { Held::assume(obj) }.mark_mappings_evicted();
+        unsafe { LockedObject::assume(obj) }.mark_mappings_evicted();
     }
 
     fn evict(obj: &Object) {
@@ -610,7 +610,7 @@ mod cases {
             {
                 let _guard = resv(object).lock();
                 // SAFETY: The reservation was just taken.
-                let held = unsafe { Held::assume(*object) };
+                let held = unsafe { LockedObject::assume(*object) };
 
                 held.for_each_vm::<Vm<KIND>>(|mapped| {
                     let index = *mapped.data();

@@ -15,7 +15,7 @@ use crate::{
     bindings,
     device::Device,
     dma::DataDirection,
-    drm::vram::Window,
+    drm::vram::BarMapping,
     page::PAGE_SIZE,
     prelude::*, //
 };
@@ -30,7 +30,7 @@ impl Segments<'_> {
     #[inline(never)]
     pub fn copy_by_cpu(
         self,
-        window: &Window<'_>,
+        window: &BarMapping<'_>,
         bar_offset: impl Fn(u64) -> Option<u64>,
     ) -> Result {
         copy(self, window, &bar_offset)
@@ -39,7 +39,7 @@ impl Segments<'_> {
 
 fn copy(
     segments: Segments<'_>,
-    window: &Window<'_>,
+    window: &BarMapping<'_>,
     bar_offset: &dyn Fn(u64) -> Option<u64>,
 ) -> Result {
     let (dev, direction) = (segments.dma_device(), segments.direction());

@@ -93,7 +93,7 @@
 //!         vram::{
 //!             Allocation,
 //!             Allocator,
-//!             Window, //
+//!             BarMapping, //
 //!         }, //
 //!     },
 //!     prelude::*,
@@ -103,7 +103,7 @@
 //!
 //! struct Memory<'a> {
 //!     vram: Arc<Allocator>,
-//!     window: Window<'a>,
+//!     window: BarMapping<'a>,
 //! }
 //!
 //! struct Svm<D>(PhantomData<fn() -> D>);

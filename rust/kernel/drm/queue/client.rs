@@ -3,11 +3,6 @@
 //! The queue of a client, and the number of jobs that it may have.
 
 use super::{
-    arbiter::{
-        Core,
-        Fences,
-        State, //
-    },
     fifo::Fifo,
     job::{
         Entry,
@@ -15,6 +10,11 @@ use super::{
         Job, //
     },
     ring::RingOps, //
+    scheduler::{
+        Fences,
+        Scheduler,
+        State, //
+    },
 };
 use crate::{
     dma_buf::fence::{
@@ -150,10 +150,14 @@ impl Lane {
     /// Makes a queue.
     // Not inlined into modules, so that the lock class and its name stay in the kernel crate.
     #[inline(never)]
-    pub(super) fn new(core: &Core, owner: Owner, group: Option<FenceGroup>) -> Result<Arc<Self>> {
+    pub(super) fn new(
+        scheduler: &Scheduler,
+        owner: Owner,
+        group: Option<FenceGroup>,
+    ) -> Result<Arc<Self>> {
         let context = match group {
-            Some(group) => FenceContext::new_in(core.name.as_cstr(), group),
-            None => FenceContext::new(core.name.as_cstr()),
+            Some(group) => FenceContext::new_in(scheduler.name.as_cstr(), group),
+            None => FenceContext::new(scheduler.name.as_cstr()),
         }?;
         let waiting = Waiting {
             jobs: Fifo::new(),
@@ -166,7 +170,7 @@ impl Lane {
                 context,
                 group,
                 order <- new_mutex!((), "drm::queue::Lane::order"),
-                waiting: LockedBy::new(&core.state, waiting),
+                waiting: LockedBy::new(&scheduler.state, waiting),
                 owner,
                 busy: Atomic::new(0),
                 ready <- ListLinks::new(),
@@ -197,15 +201,15 @@ impl Lane {
 /// Dropping that of a client cancels the jobs that have not begun, and does not wait. A queue may
 /// outlive the ring, which closes it when it ends.
 pub struct Queue<T: RingOps> {
-    core: Arc<Core>,
+    scheduler: Arc<Scheduler>,
     lane: Arc<Lane>,
     _ops: PhantomData<fn(T)>,
 }
 
 impl<T: RingOps> Queue<T> {
-    pub(super) fn new(core: &Arc<Core>, lane: Arc<Lane>) -> Self {
+    pub(super) fn new(scheduler: &Arc<Scheduler>, lane: Arc<Lane>) -> Self {
         Self {
-            core: core.clone(),
+            scheduler: scheduler.clone(),
             lane,
             _ops: PhantomData,
         }
@@ -222,8 +226,8 @@ impl<T: RingOps> Queue<T> {
             return Err(EINVAL);
         }
         Ok(Self::new(
-            &self.core,
-            Lane::new(&self.core, Owner::Late, self.lane.group)?,
+            &self.scheduler,
+            Lane::new(&self.scheduler, Owner::Late, self.lane.group)?,
         ))
     }
 
@@ -245,7 +249,7 @@ impl<T: RingOps> Queue<T> {
         let mut interrupted = false;
 
         loop {
-            let ret = if let Err(e) = self.core.accepts(&self.lane) {
+            let ret = if let Err(e) = self.scheduler.accepts(&self.lane) {
                 Err(e)
             } else if interrupted {
                 Err(ERESTARTSYS)
@@ -273,7 +277,7 @@ impl<T: RingOps> Queue<T> {
         let permits = self.lane.permits().ok_or(EINVAL)?;
         let mut free = permits.free.lock();
 
-        self.core.accepts(&self.lane)?;
+        self.scheduler.accepts(&self.lane)?;
         *free = free.checked_sub(1).ok_or(EAGAIN)?;
         Ok(Permit(permits.clone()))
     }
@@ -304,13 +308,13 @@ impl<T: RingOps> Queue<T> {
         if !is_mine {
             return Err(EINVAL);
         }
-        Entry::new(&self.core, &self.lane, permit)
+        Entry::new(&self.scheduler, &self.lane, permit)
     }
 
     /// Returns how many jobs have hung: those about which the driver has said so, see
     /// [`Verdict::Hung`](super::Verdict::Hung). With the [last one](HANGS_MAX) the queue is closed.
     pub fn hangs(&self) -> u32 {
-        self.core.hangs(&self.lane)
+        self.scheduler.hangs(&self.lane)
     }
 
     /// Returns how long the hardware has worked on jobs of the queue that have ended, in
@@ -324,7 +328,7 @@ impl<T: RingOps> Queue<T> {
     ///
     /// Its fence signals soon after, with `ECANCELED`.
     pub fn cancel(&self, fence: &Fence) -> bool {
-        self.core.cancel(&self.lane, Id::of(fence))
+        self.scheduler.cancel(&self.lane, Id::of(fence))
     }
 }
 
@@ -332,7 +336,7 @@ impl<T: RingOps> Drop for Queue<T> {
     fn drop(&mut self) {
         // Queues of the kernel end with the ring.
         if !self.lane.is_kernel() {
-            self.core.remove(&self.lane);
+            self.scheduler.remove(&self.lane);
         }
     }
 }

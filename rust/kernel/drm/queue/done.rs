@@ -3,7 +3,7 @@
 //! The end of a job, which the hardware reports.
 
 use super::{
-    arbiter::Core,
+    scheduler::Scheduler,
     trace, //
 };
 use crate::{
@@ -31,7 +31,7 @@ pub struct WaitingJobs {
 /// does nothing once the run is over: when the job was ended by a timeout, or is run again.
 #[must_use = "the job ends with an error when this is dropped"]
 pub struct Done {
-    core: Arc<Core>,
+    scheduler: Arc<Scheduler>,
     slot: usize,
     ticket: u64,
     /// [`None`] if the driver has reported no result.
@@ -39,9 +39,9 @@ pub struct Done {
 }
 
 impl Done {
-    pub(super) fn new(core: &Arc<Core>, slot: usize, ticket: u64) -> Self {
+    pub(super) fn new(scheduler: &Arc<Scheduler>, slot: usize, ticket: u64) -> Self {
         Self {
-            core: core.clone(),
+            scheduler: scheduler.clone(),
             slot,
             ticket,
             result: None,
@@ -63,7 +63,7 @@ impl Done {
     /// long it has been running. May be called in any context, and repeatedly.
     #[inline]
     pub fn expire(&self) {
-        self.core.expire(self.slot, self.ticket);
+        self.scheduler.expire(self.slot, self.ticket);
     }
 
     /// Writes to `queues` which jobs wait in the queues of the ring, beginning with the queue of
@@ -72,18 +72,18 @@ impl Done {
     ///
     /// Does not wait. May be called in any context.
     pub fn waiting_jobs(&self, queues: &mut [Option<WaitingJobs>]) {
-        self.core.waiting_jobs(queues);
+        self.scheduler.waiting_jobs(queues);
     }
 }
 
 impl Drop for Done {
     fn drop(&mut self) {
-        let Some((fence, id)) = self.core.end(self.slot, self.ticket, self.result) else {
+        let Some((fence, id)) = self.scheduler.end(self.slot, self.ticket, self.result) else {
             return;
         };
         let result = self.result.unwrap_or(Err(ECANCELED));
 
-        trace::done(&self.core.name, id, result);
+        trace::done(&self.scheduler.name, id, result);
         // Its callbacks run now, without the lock.
         if let Some(fence) = fence {
             fence.signal(result);

@@ -3,10 +3,6 @@
 //! Jobs that have not begun, and their dependencies.
 
 use super::{
-    arbiter::{
-        Core,
-        Fences, //
-    },
     client::{
         Lane,
         Permit, //
@@ -16,6 +12,10 @@ use super::{
         RingOps,
         Typed,
         Verdict, //
+    },
+    scheduler::{
+        Fences, //
+        Scheduler,
     },
     trace, //
 };
@@ -109,7 +109,7 @@ pub(super) struct Node {
 unsafe impl Send for Node {}
 
 /// The count of a job that exists, for which the ring waits before it is dropped.
-pub(super) struct Counted(Arc<Core>);
+pub(super) struct Counted(Arc<Scheduler>);
 
 impl Counted {
     /// Counts a job that a queue is about to get.
@@ -117,9 +117,9 @@ impl Counted {
     /// # Errors
     ///
     /// `ENODEV` if the ring accepts no more jobs.
-    pub(super) fn new(core: &Arc<Core>, is_kernel: bool) -> Result<Self> {
-        core.admit(is_kernel)?;
-        Ok(Self(core.clone()))
+    pub(super) fn new(scheduler: &Arc<Scheduler>, is_kernel: bool) -> Result<Self> {
+        scheduler.admit(is_kernel)?;
+        Ok(Self(scheduler.clone()))
     }
 }
 
@@ -133,7 +133,7 @@ impl Drop for Counted {
 pub(super) struct Pending {
     /// How many dependencies, and one more until the job is in its queue.
     count: Atomic<u32>,
-    core: Arc<Core>,
+    scheduler: Arc<Scheduler>,
     lane: Arc<Lane>,
 }
 
@@ -142,7 +142,7 @@ impl Pending {
     fn take_one(&self) {
         if self.count.fetch_sub(1, Full) == 1 {
             // The job is in its queue, because it was counted until then.
-            self.core.wake(&self.lane);
+            self.scheduler.wake(&self.lane);
         }
     }
 }
@@ -180,7 +180,7 @@ impl Deps {
     #[inline(never)]
     fn add(
         &mut self,
-        core: &Arc<Core>,
+        scheduler: &Arc<Scheduler>,
         lane: &Arc<Lane>,
         fence: ARef<AnyFence>,
         is_internal: bool,
@@ -196,7 +196,7 @@ impl Deps {
                 let pending = Arc::new(
                     Pending {
                         count: Atomic::new(1),
-                        core: core.clone(),
+                        scheduler: scheduler.clone(),
                         lane: lane.clone(),
                     },
                     GFP_KERNEL,
@@ -262,7 +262,7 @@ impl Deps {
 /// is bound.
 #[must_use = "nothing is queued if the entry is dropped"]
 pub struct Entry<T: RingOps> {
-    core: Arc<Core>,
+    scheduler: Arc<Scheduler>,
     lane: Arc<Lane>,
     group: Option<FenceGroup>,
     node: KBox<MaybeUninit<Node>>,
@@ -274,16 +274,20 @@ pub struct Entry<T: RingOps> {
 }
 
 impl<T: RingOps> Entry<T> {
-    pub(super) fn new(core: &Arc<Core>, lane: &Arc<Lane>, permit: Option<Permit>) -> Result<Self> {
+    pub(super) fn new(
+        scheduler: &Arc<Scheduler>,
+        lane: &Arc<Lane>,
+        permit: Option<Permit>,
+    ) -> Result<Self> {
         Ok(Self {
-            core: core.clone(),
+            scheduler: scheduler.clone(),
             lane: lane.clone(),
             group: lane.group,
             node: KBox::new_uninit(GFP_KERNEL)?,
             payload: KBox::new_uninit(GFP_KERNEL)?,
             deps: Deps::new(),
             permit,
-            counted: Counted::new(core, lane.is_kernel())?,
+            counted: Counted::new(scheduler, lane.is_kernel())?,
             _ops: PhantomData,
         })
     }
@@ -327,7 +331,8 @@ impl<T: RingOps> Entry<T> {
     ///
     /// The errors of [`Self::depend`].
     pub(crate) fn add(&mut self, fence: ARef<AnyFence>, is_internal: bool) -> Result {
-        self.deps.add(&self.core, &self.lane, fence, is_internal)
+        self.deps
+            .add(&self.scheduler, &self.lane, fence, is_internal)
     }
 
     /// Puts a job, whose fence is `fence`, into the queue. If the queue was closed meanwhile the
@@ -355,8 +360,8 @@ impl<T: RingOps> Entry<T> {
             },
         );
 
-        trace::submit(&self.core.name, id, dependencies, external);
-        self.core.push(&self.lane, node);
+        trace::submit(&self.scheduler.name, id, dependencies, external);
+        self.scheduler.push(&self.lane, node);
     }
 }
 

@@ -189,7 +189,6 @@
 //! # Ok::<(), Error>(())
 //! ```
 
-mod arbiter;
 mod client;
 mod done;
 mod fifo;
@@ -197,6 +196,7 @@ mod job;
 mod lazy;
 mod recovery;
 mod ring;
+mod scheduler;
 mod trace;
 
 pub use self::{

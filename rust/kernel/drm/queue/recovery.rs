@@ -5,15 +5,15 @@
 //! All of it runs on the workqueue of the ring, so no job begins meanwhile.
 
 use super::{
-    arbiter::{
-        Core,
+    done::Done,
+    ring::Verdict, //
+    scheduler::{
         Ended,
         Flight,
+        Scheduler,
         State,
         TIMER, //
     },
-    done::Done,
-    ring::Verdict, //
 };
 use crate::{
     bindings,
@@ -34,7 +34,7 @@ use crate::{
 /// How long it may take until a job ends when the ring is closed, in milliseconds.
 const CLOSING: Msecs = 2000;
 
-impl Core {
+impl Scheduler {
     /// Returns how long it may take until a job ends.
     fn limit(&self, state: &State) -> Option<Msecs> {
         let limit = if state.closed { CLOSING } else { Msecs::MAX };
@@ -49,7 +49,7 @@ impl Core {
         // SAFETY: The timer belongs to the ring. If it was pending, this call has removed it, and
         // takes over the reference to the ring that it had.
         unsafe {
-            let timer = DelayedWork::<Core, TIMER>::raw_as_work(&raw const self.timer);
+            let timer = DelayedWork::<Scheduler, TIMER>::raw_as_work(&raw const self.timer);
             let was_pending = if wait {
                 bindings::cancel_delayed_work_sync(timer.cast())
             } else {
@@ -182,7 +182,7 @@ impl Core {
         flight.since = Instant::now();
     }
 
-    /// See [`State::take_ended`](super::arbiter::State::take_ended).
+    /// See [`State::take_ended`](super::scheduler::State::take_ended).
     fn take_ended(&self) -> Option<(usize, Ended)> {
         self.state.lock().take_ended()
     }

@@ -3,10 +3,6 @@
 //! A ring, and the operations that a driver implements for it.
 
 use super::{
-    arbiter::{
-        Calls,
-        Core, //
-    },
     client::{
         Lane,
         Owner,
@@ -15,6 +11,10 @@ use super::{
     },
     done::Done,
     job::Payload, //
+    scheduler::{
+        Calls,
+        Scheduler, //
+    },
 };
 use crate::{
     bindings,
@@ -210,16 +210,16 @@ impl Drop for Workqueue {
 
 /// The end of a ring, when it is dropped.
 struct Running {
-    core: Arc<Core>,
+    scheduler: Arc<Scheduler>,
     _workqueue: Workqueue,
 }
 
 impl Drop for Running {
     #[inline(never)]
     fn drop(&mut self) {
-        self.core.end_all();
-        self.core.detach();
-        self.core.stop_timer(true);
+        self.scheduler.end_all();
+        self.scheduler.detach();
+        self.scheduler.stop_timer(true);
         // The workqueue is dropped then, which waits for the worker to return.
     }
 }
@@ -243,7 +243,7 @@ unsafe impl<T: RingOps> Sync for Owned<T> {}
 /// unbound. `'a` is the time for which the device is bound to its driver.
 #[must_use = "the ring ends when this is dropped"]
 pub struct Ring<'a, T: RingOps> {
-    core: Arc<Core>,
+    scheduler: Arc<Scheduler>,
     kernel: Queue<T>,
     // Owned by `_devres`.
     hw: NonNull<HwOf<'static, T>>,
@@ -296,7 +296,7 @@ impl<'a, T: RingOps> Ring<'a, T> {
         let hw = KBox::pin_init(hw, GFP_KERNEL)?;
         let at = NonNull::from(&*hw);
         let workqueue = Workqueue::new()?;
-        let core = Core::new(
+        let scheduler = Scheduler::new(
             config.name,
             config.credits,
             config.timeout,
@@ -309,16 +309,16 @@ impl<'a, T: RingOps> Ring<'a, T> {
         )?;
         let owned = Owned::<T> {
             _running: Running {
-                core: core.clone(),
+                scheduler: scheduler.clone(),
                 _workqueue: workqueue,
             },
             _hw: hw,
         };
 
-        let kernel = core.kernel().cloned().ok_or(ENOMEM)?;
+        let kernel = scheduler.kernel().cloned().ok_or(ENOMEM)?;
         Ok(Self {
-            kernel: Queue::new(&core, kernel),
-            core,
+            kernel: Queue::new(&scheduler, kernel),
+            scheduler,
             hw: at,
             _devres: Devres::new(dev, Ok::<_, Error>(owned))?,
             _p: PhantomData,
@@ -357,21 +357,21 @@ impl<'a, T: RingOps> Ring<'a, T> {
         }
 
         let owner = Owner::Client(Permits::new(limit)?);
-        let lane = Lane::new(&self.core, owner, Some(group))?;
-        self.core.add(&lane)?;
-        Ok(Queue::new(&self.core, lane))
+        let lane = Lane::new(&self.scheduler, owner, Some(group))?;
+        self.scheduler.add(&lane)?;
+        Ok(Queue::new(&self.scheduler, lane))
     }
 
     /// Returns how many jobs there are, also those that were made and not pushed yet.
     pub fn jobs(&self) -> usize {
-        self.core.jobs()
+        self.scheduler.jobs()
     }
 
     /// Accepts no more jobs from clients, and cancels those in their queues. Does not wait.
     ///
     /// Jobs that have begun go on, and so do the queues of the kernel.
     pub fn close(&self) {
-        self.core.close();
+        self.scheduler.close();
     }
 
     /// Ends all jobs, and accepts no more from clients and the kernel: the first two steps of the
@@ -386,6 +386,6 @@ impl<'a, T: RingOps> Ring<'a, T> {
     /// fence to have signalled waits for it. Until then that task uses only what the [`Done`] and
     /// the fence have references to, and nothing of the hardware or of the job.
     pub fn end(&self) {
-        self.core.end_all();
+        self.scheduler.end_all();
     }
 }

@@ -30,8 +30,8 @@ use crate::{
             RingOps, //
         },
         vram::{
+            BarMapping, //
             Ranges,
-            Window, //
         }, //
     },
     prelude::*,
@@ -93,12 +93,12 @@ impl RingOps for CpuRing {
 ///
 /// # Invariants
 ///
-/// `ring` was made for `'a`; the longer lifetime lets the type be covariant, as a [`Window`] is.
+/// `ring` was made for `'a`; the longer lifetime lets the type be covariant, as a [`BarMapping`] is.
 pub struct CpuEngine<'a> {
     ring: Ring<'static, CpuRing>,
     /// The log says that VRAM is larger than the window.
     has_warned: Atomic<bool>,
-    _p: PhantomData<Window<'a>>,
+    _p: PhantomData<BarMapping<'a>>,
 }
 
 impl<'a> CpuEngine<'a> {
@@ -107,7 +107,7 @@ impl<'a> CpuEngine<'a> {
     /// # Errors
     ///
     /// `ENOMEM` if memory runs out.
-    pub fn new(window: Window<'a>) -> Result<Self> {
+    pub fn new(window: BarMapping<'a>) -> Result<Self> {
         let config = Config {
             name: c"cpu",
             credits: 1,
@@ -138,7 +138,7 @@ impl<'a> CpuEngine<'a> {
 
     /// Returns the window of the BAR.
     #[inline]
-    pub fn window(&self) -> &Window<'a> {
+    pub fn window(&self) -> &BarMapping<'a> {
         self.view().window()
     }
 
@@ -163,7 +163,7 @@ impl<'a> CpuEngine<'a> {
     ///
     /// # Errors
     ///
-    /// The errors of [`Window::read`].
+    /// The errors of [`BarMapping::read`].
     #[inline]
     pub fn read(&self, at: u64, to: &mut [u8]) -> Result {
         self.window().read(at, to)

@@ -432,7 +432,7 @@ impl Drop for Task {
             // copy, unless the content was lost.
             let is_lost = is_void || matches!(work, Work::Move(_));
             if let Some(to) = self.to.as_ref().filter(|_| is_lost) {
-                to.lose(error);
+                to.mark_lost(error);
             }
         }
         self.fence.set_result(result);

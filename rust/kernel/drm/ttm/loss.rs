@@ -13,7 +13,7 @@
 //!
 //! # Locking
 //!
-//! There is no lock: all of it is atomic. [`Loss::lose`] may be called in any context.
+//! There is no lock: all of it is atomic. [`Loss::mark_lost`] may be called in any context.
 
 use crate::{
     device,
@@ -94,7 +94,7 @@ pub(crate) struct Loss {
 /// error of the fence that it has waited for would not do: a reservation keeps only the latest fence
 /// of an engine.
 ///
-/// Returned by [`Held::arrival`](crate::drm::gem::Held::arrival).
+/// Returned by [`LockedObject::arrival`](crate::drm::gem::LockedObject::arrival).
 #[derive(Clone)]
 pub struct Arrival(pub(crate) Arc<Loss>);
 
@@ -179,14 +179,14 @@ impl Loss {
         self.pending.fetch_add(1, Relaxed);
     }
 
-    /// Ends [`Self::begin`]. If the job failed, [`Self::lose`] was called.
+    /// Ends [`Self::begin`]. If the job failed, [`Self::mark_lost`] was called.
     pub(super) fn end(&self) {
         self.pending.fetch_sub(1, Release);
     }
 
     /// Records that a move failed, or that the memory is lost. The first loss of an object is
     /// counted, and logged unless there are many.
-    pub(crate) fn lose(&self, error: Error) {
+    pub(crate) fn mark_lost(&self, error: Error) {
         if self.is_lost.xchg(true, Release) {
             return;
         }

@@ -22,7 +22,7 @@ use crate::{
     bindings,
     drm::vram::{
         flush,
-        Window, //
+        BarMapping, //
     },
     new_mutex,
     prelude::*,
@@ -61,7 +61,7 @@ pub trait ScratchWindow: Send + Sync + 'static {
 pub struct CpuView<'a> {
     // Dropped before the window.
     shown: Shown,
-    window: Window<'a>,
+    window: BarMapping<'a>,
 }
 
 impl<'a> CpuView<'a> {
@@ -70,7 +70,7 @@ impl<'a> CpuView<'a> {
     /// # Errors
     ///
     /// `ENOMEM` if memory runs out.
-    pub fn new(window: Window<'a>) -> Result<Self> {
+    pub fn new(window: BarMapping<'a>) -> Result<Self> {
         Self::make(window, None)
     }
 
@@ -79,11 +79,11 @@ impl<'a> CpuView<'a> {
     /// # Errors
     ///
     /// `ENOMEM` if memory runs out.
-    pub fn with_scratch(window: Window<'a>, scratch: Arc<dyn ScratchWindow>) -> Result<Self> {
+    pub fn with_scratch(window: BarMapping<'a>, scratch: Arc<dyn ScratchWindow>) -> Result<Self> {
         Self::make(window, Some(scratch))
     }
 
-    fn make(window: Window<'a>, scratch: Option<Arc<dyn ScratchWindow>>) -> Result<Self> {
+    fn make(window: BarMapping<'a>, scratch: Option<Arc<dyn ScratchWindow>>) -> Result<Self> {
         Ok(Self {
             shown: Shown(View::new(&window, scratch)?),
             window,
@@ -92,7 +92,7 @@ impl<'a> CpuView<'a> {
 
     /// Returns the window of the BAR.
     #[inline]
-    pub fn window(&self) -> &Window<'a> {
+    pub fn window(&self) -> &BarMapping<'a> {
         &self.window
     }
 
@@ -132,7 +132,7 @@ unsafe impl Send for Bar {}
 ///
 /// # Invariants
 ///
-/// `at` has the address at which all of a [`Window`] is mapped, and its device; both stay while the
+/// `at` has the address at which all of a [`BarMapping`] is mapped, and its device; both stay while the
 /// mutex is held.
 #[pin_data]
 pub(super) struct View {
@@ -144,7 +144,7 @@ pub(super) struct View {
 impl View {
     // Not inlined, so that the lock class and its name stay in the kernel crate.
     #[inline(never)]
-    fn new(window: &Window<'_>, scratch: Option<Arc<dyn ScratchWindow>>) -> Result<Arc<Self>> {
+    fn new(window: &BarMapping<'_>, scratch: Option<Arc<dyn ScratchWindow>>) -> Result<Arc<Self>> {
         let bar = Bar {
             address: window.as_ptr(),
             len: window.len(),

@@ -6,6 +6,7 @@
 //! [`gem::vram`](crate::drm::gem::vram), whose objects stay in VRAM.
 
 mod allocator;
+mod bar_mapping;
 mod busy;
 mod layout;
 mod objects;
@@ -13,13 +14,13 @@ mod place;
 mod quarantine;
 mod ranges;
 mod reclaim;
-mod window;
 
 pub use self::{
     allocator::{
         Allocation,
         Allocator, //
     },
+    bar_mapping::BarMapping, //
     layout::Layout,
     place::{
         Domain,
@@ -30,16 +31,15 @@ pub use self::{
         Ranges, //
     },
     reclaim::Reclaim,
-    window::Window, //
 };
 pub(crate) use self::{
+    bar_mapping::flush, //
     busy::free_when_idle,
     objects::{
+        ObjectNode, //
         Objects,
-        Room, //
     },
     reclaim::fair_share,
-    window::flush, //
 };
 
 use crate::{

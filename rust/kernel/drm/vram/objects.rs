@@ -29,7 +29,7 @@ pub(crate) struct Entry(NonNull<bindings::drm_gem_object>);
 unsafe impl Send for Entry {}
 
 /// Memory for one more object on the list.
-pub(crate) type Room = RBTreeNodeReservation<u64, Entry>;
+pub(crate) type ObjectNode = RBTreeNodeReservation<u64, Entry>;
 
 /// The objects, and the number of the next one.
 pub(crate) struct Objects {
@@ -77,7 +77,7 @@ impl Objects {
         &mut self,
         id: u64,
         obj: NonNull<bindings::drm_gem_object>,
-        room: Room,
+        room: ObjectNode,
     ) {
         // INVARIANT: By the safety requirements.
         self.list.insert(room.into_node(id, Entry(obj)));

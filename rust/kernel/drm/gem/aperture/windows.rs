@@ -69,7 +69,7 @@ use crate::{
         gem::{
             BaseObject,
             DriverObject,
-            Held, //
+            LockedObject, //
         },
         vram::Ranges, //
     },
@@ -128,13 +128,13 @@ pub(in crate::drm::gem) unsafe trait Windowed:
     fn object_at(&self, number: u64) -> Option<ARef<Self>>;
 
     /// Returns where in VRAM the object is.
-    fn place<'a>(object: &'a Held<'_, Self>) -> Option<&'a Ranges>;
+    fn place<'a>(object: &'a LockedObject<'_, Self>) -> Option<&'a Ranges>;
 
     /// Returns the dma-buf of the object.
-    fn buffer(object: &Held<'_, Self>) -> *mut bindings::dma_buf;
+    fn buffer(object: &LockedObject<'_, Self>) -> *mut bindings::dma_buf;
 
     /// Returns whether the kernel or an importer has pinned the object.
-    fn is_fixed(object: &Held<'_, Self>) -> bool;
+    fn is_fixed(object: &LockedObject<'_, Self>) -> bool;
 
     /// Waits for work of importers on the object, for `limit` at most. Can be interrupted if that
     /// is the limit of a page fault.
@@ -142,13 +142,13 @@ pub(in crate::drm::gem) unsafe trait Windowed:
     /// # Errors
     ///
     /// `ETIME` if it is not done then, `ERESTARTSYS` if a signal arrived.
-    fn await_importers(object: &Held<'_, Self>, limit: Jiffies, wait: Wait) -> Result;
+    fn await_importers(object: &LockedObject<'_, Self>, limit: Jiffies, wait: Wait) -> Result;
 
     /// Traces that importers are invalidated.
-    fn trace_invalidation(object: &Held<'_, Self>);
+    fn trace_invalidation(object: &LockedObject<'_, Self>);
 
     /// Removes the object from the page tables of processes.
-    fn zap(object: &Held<'_, Self>) {
+    fn zap(object: &LockedObject<'_, Self>) {
         let _ = object;
     }
 }
@@ -214,7 +214,7 @@ fn device<O: Windowed>(obj: &O) -> &drm::Device<<O::Data as DriverObject>::Drive
 /// - `EINVAL` if the object is not in VRAM.
 /// - `ENODEV` if the driver is not bound any more, `ENOMEM`, and those of the driver.
 pub(in crate::drm::gem) fn window<O: Windowed>(
-    object: &Held<'_, O>,
+    object: &LockedObject<'_, O>,
     holder: Holder,
 ) -> Result<Arc<RangeList>> {
     for attempt in 0..PATIENCE {
@@ -228,7 +228,7 @@ pub(in crate::drm::gem) fn window<O: Windowed>(
 
 /// Does what [`window`] does, but tries once.
 pub(in crate::drm::gem) fn try_window<O: Windowed>(
-    object: &Held<'_, O>,
+    object: &LockedObject<'_, O>,
     holder: Holder,
     wait: Wait,
 ) -> Result<Arc<RangeList>, NoWindow> {
@@ -289,7 +289,7 @@ pub(in crate::drm::gem) fn try_window<O: Windowed>(
 /// Evicts the least recently used window of those that only page faults hold, or else of those of
 /// importers. The objects that it has looked at are added to `passed`.
 fn evict<O: Windowed>(
-    object: &Held<'_, O>,
+    object: &LockedObject<'_, O>,
     maker: &mut Maker<'_>,
     passed: &mut KVec<ARef<O>>,
     wait: Wait,
@@ -336,7 +336,7 @@ fn evict<O: Windowed>(
 ///
 /// [`NoWindow`] if importers are not done with the window, which nobody shares any more.
 fn evict_window_of<O: Windowed>(
-    object: &Held<'_, O>,
+    object: &LockedObject<'_, O>,
     other: &O,
     maker: &mut Maker<'_>,
     turn: Turn,
@@ -361,7 +361,7 @@ fn evict_window_of<O: Windowed>(
     };
     // SAFETY: The reservation is held until the end of the function, by the guard, or by the
     // caller, which has reserved both objects.
-    let held = unsafe { Held::assume(other) };
+    let held = unsafe { LockedObject::assume(other) };
 
     // The holders may have changed before.
     match maker.holders(other.number()) {
@@ -392,7 +392,7 @@ fn evict_window_of<O: Windowed>(
 }
 
 /// Invalidates the importers of an object.
-fn invalidate<O: Windowed>(object: &Held<'_, O>) {
+fn invalidate<O: Windowed>(object: &LockedObject<'_, O>) {
     if let Some(buf) = NonNull::new(O::buffer(object)) {
         O::trace_invalidation(object);
         // SAFETY: It is the dma-buf of the object, whose reservation, which they share, is held.
@@ -401,7 +401,7 @@ fn invalidate<O: Windowed>(object: &Held<'_, O>) {
 }
 
 /// Waits for the work of importers that were invalidated.
-fn await_importers<O: Windowed>(object: &Held<'_, O>, wait: Wait) -> Result<(), NoWindow> {
+fn await_importers<O: Windowed>(object: &LockedObject<'_, O>, wait: Wait) -> Result<(), NoWindow> {
     let limit = match wait {
         Wait::Long => IMPORTERS,
         Wait::Short => IMPORTERS_OF_FAULT,
@@ -415,7 +415,7 @@ fn await_importers<O: Windowed>(object: &Held<'_, O>, wait: Wait) -> Result<(), 
 
 /// Closes the window of an object that nobody accesses any more, although importers may not have
 /// unmapped it.
-fn leave<O: Windowed>(object: &Held<'_, O>) {
+fn leave<O: Windowed>(object: &LockedObject<'_, O>) {
     if let Some(buf) = NonNull::new(O::buffer(object)) {
         // SAFETY: It is the dma-buf of the object, whose reservation, which they share, is held.
         // The memory is still there.

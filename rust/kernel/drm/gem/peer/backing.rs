@@ -19,10 +19,10 @@ use crate::{
     drm::{
         self,
         gem::{
-            held::Reserved,
+            locked::ObjectGuard,
             BaseObject,
             DriverObject,
-            Held, //
+            LockedObject, //
         },
         vram::{
             Domain,
@@ -50,7 +50,7 @@ pub(super) type DataOf<T> = <DriverOf<T> as drm::Driver>::Data;
 ///
 /// # Locking
 ///
-/// Functions that take a [`Held`] are called with the reservation of the object held, the others
+/// Functions that take a [`LockedObject`] are called with the reservation of the object held, the others
 /// without any lock, or with the reservation.
 ///
 /// # Safety
@@ -95,21 +95,21 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     fn last_placement(&self) -> Option<MemType>;
 
     /// Returns where the object is.
-    fn state(object: &Held<'_, Self>) -> State;
+    fn state(object: &LockedObject<'_, Self>) -> State;
 
     /// Returns how many bytes of the object are in CPU-visible VRAM.
-    fn visible_bytes(object: &Held<'_, Self>) -> u64;
+    fn visible_bytes(object: &LockedObject<'_, Self>) -> u64;
 
     /// Returns the client that exported the object, or [`Client::NONE`] if there is none, or if the
     /// class does not record it.
-    fn client(object: &Held<'_, Self>) -> Client {
+    fn client(object: &LockedObject<'_, Self>) -> Client {
         let _ = object;
         Client::NONE
     }
 
     /// Returns whether peers see the object where it is in VRAM, or would see it after a move or
     /// through a window.
-    fn can_be_visible(object: &Held<'_, Self>) -> bool;
+    fn can_be_visible(object: &LockedObject<'_, Self>) -> bool;
 
     /// Moves the object, which is not pinned: to VRAM that peers see, or can see through a window of
     /// the aperture, for which other objects may be evicted, or to system memory that devices may
@@ -125,14 +125,14 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// - `ERESTARTSYS` if a signal arrived and `interruptible` is set.
     /// - `ENODEV` if the driver is not bound any more, `ENOMEM` if memory runs out.
     fn migrate(
-        object: &mut Held<'_, Self>,
+        object: &mut LockedObject<'_, Self>,
         domain: Domain,
         interruptible: bool,
         patient: bool,
     ) -> Result;
 
     /// Records that the object is used.
-    fn touch(object: &Held<'_, Self>) {
+    fn touch(object: &LockedObject<'_, Self>) {
         let _ = object;
     }
 
@@ -142,13 +142,13 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// # Errors
     ///
     /// `EDQUOT` if no more may be pinned.
-    fn charge(object: &mut Held<'_, Self>) -> Result {
+    fn charge(object: &mut LockedObject<'_, Self>) -> Result {
         let _ = object;
         Ok(())
     }
 
     /// Undoes [`Self::charge`], if the object is charged and not pinned.
-    fn uncharge(object: &mut Held<'_, Self>) {
+    fn uncharge(object: &mut LockedObject<'_, Self>) {
         let _ = object;
     }
 
@@ -158,10 +158,10 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     ///
     /// The errors of [`Self::charge`], `EIO` if it has lost its content, and `ERESTARTSYS` if a
     /// signal arrived.
-    fn pin(object: &mut Held<'_, Self>) -> Result;
+    fn pin(object: &mut LockedObject<'_, Self>) -> Result;
 
     /// Undoes [`Self::pin`].
-    fn unpin(object: &mut Held<'_, Self>);
+    fn unpin(object: &mut LockedObject<'_, Self>);
 
     /// Returns the ranges of VRAM of an object that is in VRAM.
     ///
@@ -169,7 +169,7 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     ///
     /// - `EINVAL` if it is not in VRAM.
     /// - `EIO` if it has lost its content.
-    fn vram_ranges<'a>(object: &'a Held<'_, Self>) -> Result<&'a Ranges>;
+    fn vram_ranges<'a>(object: &'a LockedObject<'_, Self>) -> Result<&'a Ranges>;
 
     /// Returns the ranges of the window that shows an object in VRAM, which importers hold from
     /// then on: the one that it has, or a new one. May sleep.
@@ -180,12 +180,12 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     ///
     /// `ENOSPC` if the aperture is full, `ETIMEDOUT` if other tasks or the device are in the way
     /// for too long, `EINVAL` if the object is not in VRAM, and those of the driver.
-    fn window(object: &Held<'_, Self>) -> Result<Arc<RangeList>>;
+    fn window(object: &LockedObject<'_, Self>) -> Result<Arc<RangeList>>;
 
     /// Ends the hold of importers on the window. May sleep.
     ///
     /// Only called with [`Self::HAS_WINDOWS`].
-    fn release_window(object: &Held<'_, Self>);
+    fn release_window(object: &LockedObject<'_, Self>);
 
     /// Returns the pages of an object in system memory, after waiting for moves that fill them.
     ///
@@ -194,7 +194,7 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// - `EINVAL` if it is in VRAM.
     /// - `EIO` if it has lost its content.
     /// - `ENOMEM` if memory runs out.
-    fn pages<'a>(object: &'a mut Held<'_, Self>) -> Result<&'a [*mut bindings::page]> {
+    fn pages<'a>(object: &'a mut LockedObject<'_, Self>) -> Result<&'a [*mut bindings::page]> {
         let _ = object;
         Err(EINVAL)
     }
@@ -204,10 +204,10 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// # Errors
     ///
     /// `ENODEV` if the driver is not bound any more.
-    fn flush(object: &Held<'_, Self>) -> Result;
+    fn flush(object: &LockedObject<'_, Self>) -> Result;
 
     /// Returns the dma-buf of the object, null if there is none.
-    fn exported(object: &Held<'_, Self>) -> *mut bindings::dma_buf;
+    fn exported(object: &LockedObject<'_, Self>) -> *mut bindings::dma_buf;
 
     /// Sets the dma-buf of the object, or clears it.
     ///
@@ -215,7 +215,7 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     ///
     /// `buf` must be null, or a dma-buf that shares the reservation of the object and stays valid
     /// until this is called again.
-    unsafe fn set_exported(object: &mut Held<'_, Self>, buf: *mut bindings::dma_buf);
+    unsafe fn set_exported(object: &mut LockedObject<'_, Self>, buf: *mut bindings::dma_buf);
 
     /// Returns the buffer of another device that the object stands for.
     fn imported(&self) -> Option<&DmaBuf> {
@@ -257,9 +257,9 @@ pub(in crate::drm::gem) fn subject<O: Backing>(obj: &O) -> Subject<'_> {
 pub(in crate::drm::gem) fn with_reserved<O: Backing, R>(
     obj: &O,
     interruptible: bool,
-    f: impl FnOnce(&mut Held<'_, O>) -> Result<R>,
+    f: impl FnOnce(&mut LockedObject<'_, O>) -> Result<R>,
 ) -> Result<R> {
-    f(&mut Reserved::new(obj, interruptible)?.view())
+    f(&mut ObjectGuard::new(obj, interruptible)?.view())
 }
 
 /// Takes a runtime PM guard of the device whose memory VRAM is, without which VRAM is out of reach.

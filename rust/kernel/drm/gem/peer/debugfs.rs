@@ -53,8 +53,8 @@ use crate::{
         gem::{
             BaseObject,
             DriverObject,
-            Held,
             IntoGEMObject, //
+            LockedObject,
         },
         vram::{
             Domain,
@@ -126,7 +126,7 @@ struct Export {
 
 impl Export {
     /// Returns the data of the dma-buf of an object, to which `attached` importers are attached.
-    fn of<T: PeerObject>(object: &Held<'_, Object<T>>, attached: usize) -> Option<Self> {
+    fn of<T: PeerObject>(object: &LockedObject<'_, Object<T>>, attached: usize) -> Option<Self> {
         let buf = Object::<T>::exported(object);
 
         if buf.is_null() {

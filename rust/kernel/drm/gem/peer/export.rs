@@ -73,8 +73,8 @@ use crate::{
         self,
         gem::{
             BaseObject,
-            Held,
             IntoGEMObject, //
+            LockedObject,
         },
         vram::{
             Domain,
@@ -219,10 +219,10 @@ impl<T: PeerObject> GemExport<T> {
     }
 
     /// Returns the object, whose reservation is that of the dma-buf.
-    fn object(&self, _cx: &LockedBuffer<'_, Self>) -> Held<'_, Object<T>> {
+    fn object(&self, _cx: &LockedBuffer<'_, Self>) -> LockedObject<'_, Object<T>> {
         // SAFETY: A `LockedBuffer` dma-buf exists only while its reservation is held, and there is
         // one `GemExport` for each.
-        unsafe { Held::assume(&*self.obj) }
+        unsafe { LockedObject::assume(&*self.obj) }
     }
 
     /// Returns the counters of what importers of the device got.
@@ -268,7 +268,7 @@ impl<T: PeerObject> GemExport<T> {
 
     /// Collects the facts for [`decide`] about an object and an importer, to which `route` leads.
     pub(super) fn facts(
-        object: &Held<'_, Object<T>>,
+        object: &LockedObject<'_, Object<T>>,
         importer: &Importer<'_>,
         route: Route,
         suspended: bool,
@@ -289,7 +289,7 @@ impl<T: PeerObject> GemExport<T> {
     }
 
     /// Marks the device as used by an importer, for its autosuspend; returns whether it is active.
-    fn note_use(&self, at: &Attached<'_, Self>) -> bool {
+    fn mark_used(&self, at: &Attached<'_, Self>) -> bool {
         let dev = self.obj.owner();
 
         // The attachment keeps the device active; its autosuspend delay begins at the detach.
@@ -310,7 +310,7 @@ impl<T: PeerObject> GemExport<T> {
     /// # Errors
     ///
     /// Those of [`Backing::window`].
-    fn window(&self, object: &Held<'_, Object<T>>) -> Result<Arc<RangeList>> {
+    fn window(&self, object: &LockedObject<'_, Object<T>>) -> Result<Arc<RangeList>> {
         let ret = Object::<T>::window(object);
 
         self.no_window
@@ -324,7 +324,7 @@ impl<T: PeerObject> GemExport<T> {
         // the object.
         unsafe {
             if Object::<T>::HAS_WINDOWS && !exporter::is_mapped(at.dma_buf().as_raw()) {
-                Object::<T>::release_window(&Held::assume(&*self.obj));
+                Object::<T>::release_window(&LockedObject::assume(&*self.obj));
             }
         }
     }
@@ -337,7 +337,12 @@ impl<T: PeerObject> GemExport<T> {
     /// - `EAGAIN` if it has to be in VRAM, and the device is suspended.
     /// - `EOPNOTSUPP` if it is pinned where the importer does not reach it.
     /// - Those of [`Backing::charge`] and [`Backing::migrate`].
-    fn place(&self, object: &mut Held<'_, Object<T>>, s: &mut Situation, by: Use) -> Result {
+    fn place(
+        &self,
+        object: &mut LockedObject<'_, Object<T>>,
+        s: &mut Situation,
+        by: Use,
+    ) -> Result {
         let (to, or) = match placement(s, by) {
             Placement::Stay => return Ok(()),
             Placement::Refuse(Reason::Suspended) => return Err(EAGAIN),
@@ -373,7 +378,7 @@ impl<T: PeerObject> GemExport<T> {
     }
 
     /// Pins the object for an importer, in VRAM if all importers can access it there.
-    fn try_pin(&self, object: &mut Held<'_, Object<T>>, s: &mut Situation) -> Result {
+    fn try_pin(&self, object: &mut LockedObject<'_, Object<T>>, s: &mut Situation) -> Result {
         let runtime_guard = runtime_guard_if_active(&*self.obj);
 
         s.active = runtime_guard.is_some();
@@ -396,7 +401,7 @@ impl<T: PeerObject> GemExport<T> {
     /// An error is returned with its reason.
     fn charge_and_pin(
         &self,
-        object: &mut Held<'_, Object<T>>,
+        object: &mut LockedObject<'_, Object<T>>,
         at: &Attached<'_, Self>,
         s: &mut Situation,
     ) -> core::result::Result<(), (Error, Reason)> {
@@ -442,7 +447,7 @@ impl<T: PeerObject> GemExport<T> {
         // Before the device is suspended, the driver moves exported objects with the reservation
         // held, which invalidates the mappings. Importers of objects that do not move keep the
         // device active.
-        let stays = s.state.pinned || (s.is_in_place() && self.note_use(at));
+        let stays = s.state.pinned || (s.is_in_place() && self.mark_used(at));
         // Keeps the device active until the object has moved.
         let runtime_guard = (!stays)
             .then(|| runtime_guard_if_active(&*self.obj))
@@ -564,7 +569,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
 
     fn unpin(&self, _buf: &DmaBuf, at: &Attached<'_, Self>) {
         // SAFETY: Called with the reservation held.
-        let mut object = unsafe { Held::assume(&*self.obj) };
+        let mut object = unsafe { LockedObject::assume(&*self.obj) };
         let in_vram = Object::<T>::state(&object).is_in_vram();
 
         Object::<T>::unpin(&mut object);

@@ -24,7 +24,7 @@ use crate::{
         peer::distance,
         DmaBuf, //
     },
-    drm::gem::Held,
+    drm::gem::LockedObject,
     new_mutex,
     prelude::*,
     sync::{
@@ -237,7 +237,7 @@ pub(super) fn listing<T: PeerObject>(obj: &Object<T>) -> Result<(KVec<Attachment
 }
 
 pub(super) fn listing_of<T: PeerObject>(
-    object: &Held<'_, Object<T>>,
+    object: &LockedObject<'_, Object<T>>,
 ) -> Result<(KVec<AttachmentInfo>, u64)> {
     let mut list = KVec::new();
     let mut inode = 0;

@@ -29,9 +29,9 @@ use crate::{
         private::Sealed,
         vram::{
             Allocator,
+            BarMapping, //
+            ObjectNode,
             Objects,
-            Room,
-            Window, //
         }, //
     },
     pci::{
@@ -256,8 +256,12 @@ impl<T: PeerObject> Vram<T> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `parent` is that of another device, and those of [`Window::new`].
-    pub fn window<'a>(&self, parent: &'a ParentOf<T>, name: &'static CStr) -> Result<Window<'a>>
+    /// `EINVAL` if `parent` is that of another device, and those of [`BarMapping::new`].
+    pub fn map_bar<'a>(
+        &self,
+        parent: &'a ParentOf<T>,
+        name: &'static CStr,
+    ) -> Result<BarMapping<'a>>
     where
         ParentOf<T>: Parent,
     {
@@ -267,7 +271,7 @@ impl<T: PeerObject> Vram<T> {
         if owner.as_raw() != self.owner.as_raw() {
             return Err(EINVAL);
         }
-        Window::new(pdev, self.bar, name)
+        BarMapping::new(pdev, self.bar, name)
     }
 
     /// Returns the list of exported buffers.
@@ -349,7 +353,7 @@ impl<T: PeerObject> Vram<T> {
     /// # Safety
     ///
     /// [`Self::remove`] must be called with the same `id` before the memory of the object is freed.
-    pub(in crate::drm::gem) unsafe fn insert(&self, obj: &T::Class, id: u64, room: Room) {
+    pub(in crate::drm::gem) unsafe fn insert(&self, obj: &T::Class, id: u64, room: ObjectNode) {
         // SAFETY: The object is valid, as it has a reference, and stays in memory until `remove`.
         unsafe {
             self.objects

@@ -3,7 +3,7 @@
 //! The answers of objects that TTM moves to the questions of the export policy.
 
 use super::{
-    Held,
+    LockedObject,
     Object,
     TtmObject, //
 };
@@ -80,7 +80,7 @@ unsafe impl<T: TtmObject> Backing for Object<T> {
     }
 
     #[inline]
-    fn state(object: &Held<'_, Self>) -> State {
+    fn state(object: &LockedObject<'_, Self>) -> State {
         let mem_type = object.mem_type();
         let visible = if T::APERTURE.is_some() {
             mem_type == Some(MemType::Vram)
@@ -97,15 +97,15 @@ unsafe impl<T: TtmObject> Backing for Object<T> {
         }
     }
 
-    fn visible_bytes(object: &Held<'_, Self>) -> u64 {
+    fn visible_bytes(object: &LockedObject<'_, Self>) -> u64 {
         object.visible_bytes()
     }
 
-    fn client(object: &Held<'_, Self>) -> Client {
+    fn client(object: &LockedObject<'_, Self>) -> Client {
         object.client()
     }
 
-    fn can_be_visible(object: &Held<'_, Self>) -> bool {
+    fn can_be_visible(object: &LockedObject<'_, Self>) -> bool {
         if T::APERTURE.is_some() {
             return T::APERTURE.fits(object.drm(), object.obj.size() as u64);
         }
@@ -122,7 +122,7 @@ unsafe impl<T: TtmObject> Backing for Object<T> {
     }
 
     fn migrate(
-        object: &mut Held<'_, Self>,
+        object: &mut LockedObject<'_, Self>,
         domain: Domain,
         interruptible: bool,
         patient: bool,
@@ -153,55 +153,55 @@ unsafe impl<T: TtmObject> Backing for Object<T> {
     }
 
     #[inline]
-    fn touch(object: &Held<'_, Self>) {
+    fn touch(object: &LockedObject<'_, Self>) {
         object.touch();
     }
 
-    fn charge(object: &mut Held<'_, Self>) -> Result {
+    fn charge(object: &mut LockedObject<'_, Self>) -> Result {
         object.charge()
     }
 
-    fn uncharge(object: &mut Held<'_, Self>) {
+    fn uncharge(object: &mut LockedObject<'_, Self>) {
         object.uncharge_unpinned();
     }
 
-    fn pin(object: &mut Held<'_, Self>) -> Result {
+    fn pin(object: &mut LockedObject<'_, Self>) -> Result {
         object.pin_raw()
     }
 
-    fn unpin(object: &mut Held<'_, Self>) {
+    fn unpin(object: &mut LockedObject<'_, Self>) {
         object.unpin_raw();
     }
 
     #[inline]
-    fn vram_ranges<'a>(object: &'a Held<'_, Self>) -> Result<&'a Ranges> {
+    fn vram_ranges<'a>(object: &'a LockedObject<'_, Self>) -> Result<&'a Ranges> {
         // An importer does not check the error of a fence.
         object.settle_content()?;
         object.vram().ok_or(EINVAL)
     }
 
-    fn window(object: &Held<'_, Self>) -> Result<Arc<RangeList>> {
+    fn window(object: &LockedObject<'_, Self>) -> Result<Arc<RangeList>> {
         object.window(Holder::Importers)
     }
 
-    fn release_window(object: &Held<'_, Self>) {
+    fn release_window(object: &LockedObject<'_, Self>) {
         object.obj.release_window(Holder::Importers);
     }
 
-    fn pages<'a>(object: &'a mut Held<'_, Self>) -> Result<&'a [*mut bindings::page]> {
+    fn pages<'a>(object: &'a mut LockedObject<'_, Self>) -> Result<&'a [*mut bindings::page]> {
         Ok(object.pages(&mut OpCtx::uninterruptible())?.as_slice())
     }
 
-    fn flush(object: &Held<'_, Self>) -> Result {
+    fn flush(object: &LockedObject<'_, Self>) -> Result {
         object.flush()
     }
 
     #[inline]
-    fn exported(object: &Held<'_, Self>) -> *mut bindings::dma_buf {
+    fn exported(object: &LockedObject<'_, Self>) -> *mut bindings::dma_buf {
         object.exported()
     }
 
-    unsafe fn set_exported(object: &mut Held<'_, Self>, buf: *mut bindings::dma_buf) {
+    unsafe fn set_exported(object: &mut LockedObject<'_, Self>, buf: *mut bindings::dma_buf) {
         // SAFETY: As promised by the caller.
         unsafe { object.set_exported(buf) };
     }

@@ -25,8 +25,8 @@ pub use self::args::CopyArgs;
 use super::{
     moves::side_of,
     placed::pieces,
-    Held,
     Import,
+    LockedObject,
     Object,
     TtmObject, //
 };
@@ -132,7 +132,7 @@ impl<T: TtmObject> Part<'_, T> {
     /// reservation.
     fn side(
         &self,
-        locked: &mut Held<'_, Object<T>>,
+        locked: &mut LockedObject<'_, Object<T>>,
         access: Option<&Arc<CpuAccess>>,
         ctx: &mut OpCtx,
     ) -> Result<Side> {
@@ -153,7 +153,7 @@ impl<T: TtmObject> Part<'_, T> {
             return Err(EINVAL);
         }
         // SAFETY: Its reservation is held, and no other code uses it while `locked` is borrowed.
-        let mut locked = unsafe { Held::assume(self.object) };
+        let mut locked = unsafe { LockedObject::assume(self.object) };
 
         if !matches!(locked.mem_type(), Some(MemType::Vram | MemType::Tt)) {
             // The object may have been swapped out.

@@ -51,7 +51,7 @@ pub(super) mod deferred;
 
 use super::{
     ClientOf,
-    Held,
+    LockedObject,
     Object,
     TtmObject, //
 };
@@ -187,7 +187,7 @@ impl<T: TtmObject> Object<T> {
     /// - `ENODEV` if it is not registered.
     /// - `EDQUOT` if no more VRAM may be pinned.
     /// - `EBUSY` if the object is pinned where it has no pages.
-    /// - Those of [`Held::validate`].
+    /// - Those of [`LockedObject::validate`].
     ///
     /// # Safety
     ///
@@ -279,7 +279,7 @@ impl<T: TtmObject> Object<T> {
     }
 }
 
-impl<T: TtmObject> Held<'_, Object<T>> {
+impl<T: TtmObject> LockedObject<'_, Object<T>> {
     /// Returns the cell, to write to it. Faults read it without the reservation, as long as there
     /// are areas and the device is registered: then no code writes to it.
     fn mapped(&mut self) -> &mut Option<Mapped> {

@@ -32,19 +32,19 @@ impl<T: TtmObject> Device<T> {
             next = obj.id() + 1;
             // The wait is not interruptible, so it does not fail.
             if let Ok(mut object) = obj.reserve(false) {
-                object.view().lose(error);
+                object.view().mark_lost(error);
             }
         }
     }
 }
 
-impl<T: TtmObject> super::Held<'_, Object<T>> {
-    fn lose(&self, error: Error) {
+impl<T: TtmObject> super::LockedObject<'_, Object<T>> {
+    fn mark_lost(&self, error: Error) {
         if self.mem_type() != Some(MemType::Vram) {
             return;
         }
 
-        self.obj.loss.lose(error);
+        self.obj.loss.mark_lost(error);
         self.hide();
     }
 

@@ -17,7 +17,7 @@
 use super::{
     vram_manager::VramResource,
     Device,
-    Held,
+    LockedObject,
     Object,
     TtmObject, //
 };
@@ -130,7 +130,7 @@ pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
     // then removes the inserted pages.
     unsafe {
         if bindings::drm_dev_enter((*bo).base.dev, &mut idx) {
-            let locked = Held::assume(obj);
+            let locked = LockedObject::assume(obj);
             if runtime_guard.is_none() && locked.mem_type() == Some(MemType::Vram) {
                 // The object has moved to VRAM meanwhile.
                 runtime_guard = obj.runtime_guard_if_active();
@@ -188,7 +188,7 @@ fn reason_of(why: Error) -> bindings::vm_fault_t {
 /// The requirements of [`make_visible`], with a device that is active if the object is in VRAM.
 unsafe fn show<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Result {
     // SAFETY: As promised by the caller.
-    let mut locked = unsafe { Held::assume(Object::<T>::from_bo(bo).ok_or(EINVAL)?) };
+    let mut locked = unsafe { LockedObject::assume(Object::<T>::from_bo(bo).ok_or(EINVAL)?) };
 
     if T::APERTURE.is_some() {
         locked.show_to_processes()?;
@@ -206,7 +206,7 @@ unsafe fn show<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Result {
 /// `bo` must be an object of a device of `T`, not a ghost, whose reservation is held.
 pub(super) unsafe fn make_visible<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Result {
     // SAFETY: As promised by the caller.
-    let mut locked = unsafe { Held::assume(Object::<T>::from_bo(bo).ok_or(EINVAL)?) };
+    let mut locked = unsafe { LockedObject::assume(Object::<T>::from_bo(bo).ok_or(EINVAL)?) };
     let visible = locked.visible();
 
     match locked.vram() {

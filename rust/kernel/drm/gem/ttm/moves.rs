@@ -14,7 +14,7 @@
 use super::{
     vram_manager::VramResource,
     Device,
-    Held,
+    LockedObject,
     Object,
     TtmObject, //
 };
@@ -113,7 +113,7 @@ pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
         if ret.is_ok() {
             obj.last_placement.store(to_type, Relaxed);
             // SAFETY: The reservation is held.
-            let seen = unsafe { Held::assume(obj) }.visible_bytes();
+            let seen = unsafe { LockedObject::assume(obj) }.visible_bytes();
             obj.seen.store(seen, Relaxed);
         }
         trace::moved(obj.subject(), from_type, to_type, evict, ret);
@@ -132,7 +132,7 @@ pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
 /// the resource of the object, until `to` becomes it.
 struct Move<'a, T: TtmObject> {
     obj: &'a Object<T>,
-    locked: Held<'a, Object<T>>,
+    locked: LockedObject<'a, Object<T>>,
     bo: *mut bindings::ttm_buffer_object,
     ctx: *mut bindings::ttm_operation_ctx,
     /// Null if the object has no content: this is its first place.
@@ -200,7 +200,7 @@ impl<'a, T: TtmObject> Move<'a, T> {
         let mut request = Self {
             obj,
             // SAFETY: The reservation is held.
-            locked: unsafe { Held::assume(obj) },
+            locked: unsafe { LockedObject::assume(obj) },
             bo,
             ctx,
             old,
@@ -264,7 +264,7 @@ impl<'a, T: TtmObject> Move<'a, T> {
             // reservation, which they share, is held.
             unsafe { bindings::dma_buf_invalidate_mappings(buf.as_ptr()) };
         }
-        self.called(self.locked.tell_evicted())?;
+        self.called(self.locked.notify_evicted())?;
         Ok(Notified(self))
     }
 
@@ -517,7 +517,7 @@ unsafe fn move_object<T: TtmObject>(
     Ok(())
 }
 
-impl<T: TtmObject> Held<'_, Object<T>> {
+impl<T: TtmObject> LockedObject<'_, Object<T>> {
     /// Returns the usage of the fences of all work on the object.
     fn usage(&self) -> Usage {
         // Private objects share the reservation, to which jobs that reach some of them by page
@@ -564,7 +564,7 @@ pub(crate) unsafe fn can_leave<T: TtmObject>(
         return victims != Victims::Unused || resv.test_signaled(Usage::Bookkeep);
     };
     // SAFETY: The reservation is held.
-    let mut object = unsafe { Held::assume(obj) };
+    let mut object = unsafe { LockedObject::assume(obj) };
 
     let is_victim = match victims {
         Victims::None => false,
@@ -576,14 +576,14 @@ pub(crate) unsafe fn can_leave<T: TtmObject>(
     is_victim && !obj.loss.is_away()
 }
 
-/// Undoes [`Held::take_off_lru`] of an object that is about to be freed.
+/// Undoes [`LockedObject::take_off_lru`] of an object that is about to be freed.
 ///
 /// If the engine still works on the object, it is freed later, and evictions find it on the LRU
 /// list and wait for that.
 ///
 /// # Safety
 ///
-/// `bo` must be valid, in VRAM and pinned by [`Held::take_off_lru`] alone, and have no GEM
+/// `bo` must be valid, in VRAM and pinned by [`LockedObject::take_off_lru`] alone, and have no GEM
 /// reference.
 // Not inlined into modules, which cannot call the function.
 #[inline(never)]

@@ -11,9 +11,9 @@
 //! C header: [`include/drm/ttm/ttm_tt.h`](srctree/include/drm/ttm/ttm_tt.h)
 
 use super::{
-    Held,
+    LockedObject,
     Object,
-    Reserved,
+    ObjectGuard,
     TtmObject, //
 };
 use crate::{
@@ -136,7 +136,7 @@ impl<T: TtmObject> Object<T> {
     pub(super) const CALLER: Option<Caller> = T::MAPPINGS.caller();
 }
 
-impl<T: TtmObject> Held<'_, Object<T>> {
+impl<T: TtmObject> LockedObject<'_, Object<T>> {
     /// Returns where the object is, for a page table of `dev`, which may show it until
     /// [`Mappings::zap`](crate::drm::gem::Mappings::zap).
     ///
@@ -172,7 +172,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///                 RegistrationData, //
     ///             },
     ///             ttm::TtmObject,
-    ///             Held,
+    ///             LockedObject,
     ///             Mappings, //
     ///         },
     ///         ttm::OpCtx, //
@@ -211,7 +211,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///     fn show<T: TtmObject>(
     ///         &self,
     ///         dev: &drm::Device<T::Driver, drm::Registered>,
-    ///         object: &mut Held<'_, drm::gem::ttm::Object<T>>,
+    ///         object: &mut LockedObject<'_, drm::gem::ttm::Object<T>>,
     ///     ) -> Result {
     ///         let placed = object.placed(dev, &mut OpCtx::interruptible())?;
     ///         let (address, _) = placed.address(0).ok_or(EINVAL)?;
@@ -362,7 +362,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     /// # Errors
     ///
     /// `ENODEV` if the device is just being unplugged, which will notify the driver.
-    pub(super) fn tell_evicted(&self) -> Result {
+    pub(super) fn notify_evicted(&self) -> Result {
         // SAFETY: The reservation is held, and the device is registered or that is checked.
         unsafe { self.call(Call::Evicted, When::Registered) }
     }
@@ -371,9 +371,9 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///
     /// # Errors
     ///
-    /// The errors of [`Self::tell_evicted`].
+    /// The errors of [`Self::notify_evicted`].
     pub(super) fn zap(&self) -> Result {
-        // SAFETY: As in `tell_evicted()`.
+        // SAFETY: As in `notify_evicted()`.
         unsafe { self.call(Call::Zap, When::Registered) }
     }
 
@@ -420,14 +420,14 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     }
 }
 
-impl<T: TtmObject> Reserved<'_, T> {
+impl<T: TtmObject> ObjectGuard<'_, T> {
     /// Returns where the object is, for a page table of `dev`.
     ///
-    /// See [`Held::placed`].
+    /// See [`LockedObject::placed`].
     ///
     /// # Errors
     ///
-    /// The errors of [`Held::placed`].
+    /// The errors of [`LockedObject::placed`].
     pub fn placed(
         &mut self,
         dev: &drm::Device<T::Driver, drm::Registered>,
@@ -438,7 +438,7 @@ impl<T: TtmObject> Reserved<'_, T> {
 
     /// Returns whether offset `at` of the object is at `address` now.
     ///
-    /// See [`Held::is_at`].
+    /// See [`LockedObject::is_at`].
     pub fn is_at(&mut self, at: u64, address: Address) -> bool {
         self.0.is_at(at, address)
     }

@@ -31,7 +31,7 @@ impl<T: TtmObject> Object<T> {
     /// [`GpuVm`](drm::gpuvm::GpuVm): it is locked, and gets fences, together with all other objects
     /// with the reservation, and it is not exported. If the driver has
     /// [`MAPPINGS`](TtmObject::MAPPINGS), jobs that add fences of `Bookkeep` use only those of the
-    /// objects whose place was taken from [`Held::placed`](drm::gem::Held::placed), and the others
+    /// objects whose place was taken from [`LockedObject::placed`](drm::gem::LockedObject::placed), and the others
     /// move without a wait for these jobs. If there is no room, these objects may be
     /// evicted for it, too.
     ///

@@ -27,9 +27,9 @@ use super::{
     },
     vram_manager::VramResource,
     Device,
-    Held,
+    LockedObject,
     Object,
-    Reserved,
+    ObjectGuard,
     TtmObject, //
 };
 use crate::{
@@ -267,7 +267,10 @@ impl<T: TtmObject> Device<T> {
         first
     }
 
-    fn for_each_object(&self, mut f: impl FnMut(&mut Held<'_, Object<T>>) -> Result) -> Result {
+    fn for_each_object(
+        &self,
+        mut f: impl FnMut(&mut LockedObject<'_, Object<T>>) -> Result,
+    ) -> Result {
         let mut next = 0;
 
         while let Some(obj) = self.object_from(next) {
@@ -333,7 +336,7 @@ impl<T: TtmObject> Object<T> {
     /// # Errors
     ///
     /// `EBUSY` if another task has it until the time is up.
-    fn reserve_within(&self, time: &TimeLimit) -> Result<Reserved<'_, T>> {
+    fn reserve_within(&self, time: &TimeLimit) -> Result<ObjectGuard<'_, T>> {
         loop {
             if let Some(reserved) = self.try_reserve() {
                 return Ok(reserved);
@@ -347,7 +350,7 @@ impl<T: TtmObject> Object<T> {
     /// # Errors
     ///
     /// Those of [`Self::reserve_within`].
-    fn reserve_exported(&self, time: &TimeLimit) -> Result<Option<Reserved<'_, T>>> {
+    fn reserve_exported(&self, time: &TimeLimit) -> Result<Option<ObjectGuard<'_, T>>> {
         if self.import.is_some() || self.is_private() {
             return Ok(None);
         }
@@ -405,7 +408,7 @@ impl<T: TtmObject> Object<T> {
     }
 }
 
-impl<T: TtmObject> Held<'_, Object<T>> {
+impl<T: TtmObject> LockedObject<'_, Object<T>> {
     /// Moves the object to system memory or saves its content, if it is in VRAM and that is needed.
     fn leave_vram(&mut self, content: Content, ctx: &mut OpCtx) -> Result {
         if self.obj.import.is_some() {

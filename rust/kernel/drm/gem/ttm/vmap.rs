@@ -10,7 +10,7 @@
 
 use super::{
     mmap::make_visible,
-    Held,
+    LockedObject,
     Object,
     TtmObject, //
 };
@@ -59,7 +59,7 @@ pub(super) unsafe extern "C" fn vmap_callback<T: TtmObject>(
             return Ok(0);
         }
         // SAFETY: The reservation is held.
-        let mut locked = unsafe { Held::assume(obj) };
+        let mut locked = unsafe { LockedObject::assume(obj) };
 
         if locked.mem_type() == Some(MemType::Vram) && obj.runtime_guard_if_active().is_none() {
             // The reservation is held, so the device cannot be resumed here: the resume is
@@ -91,7 +91,7 @@ pub(super) unsafe extern "C" fn vmap_callback<T: TtmObject>(
 ///
 /// `map` must be valid for writing.
 unsafe fn pin_and_vmap<T: TtmObject>(
-    locked: &mut Held<'_, Object<T>>,
+    locked: &mut LockedObject<'_, Object<T>>,
     map: *mut bindings::iosys_map,
 ) -> Result {
     match locked.pin_raw() {
@@ -110,7 +110,7 @@ unsafe fn pin_and_vmap<T: TtmObject>(
 ///
 /// `map` must be valid for writing.
 unsafe fn vmap_pinned<T: TtmObject>(
-    locked: &Held<'_, Object<T>>,
+    locked: &LockedObject<'_, Object<T>>,
     map: *mut bindings::iosys_map,
 ) -> Result {
     let bo = locked.bo();
@@ -248,6 +248,6 @@ pub(super) unsafe extern "C" fn vunmap_callback<T: TtmObject>(
         } else {
             bindings::ttm_bo_vunmap(obj.bo(), map);
         }
-        Held::assume(obj).unpin_raw();
+        LockedObject::assume(obj).unpin_raw();
     }
 }

@@ -5,7 +5,7 @@
 //! See [`gem::aperture::windows`](crate::drm::gem::aperture::windows).
 
 use super::{
-    Held,
+    LockedObject,
     Object,
     TtmObject, //
 };
@@ -69,21 +69,21 @@ unsafe impl<T: TtmObject> Windowed for Object<T> {
         self.ttm().object(number)
     }
 
-    fn place<'a>(object: &'a Held<'_, Self>) -> Option<&'a Ranges> {
+    fn place<'a>(object: &'a LockedObject<'_, Self>) -> Option<&'a Ranges> {
         object.vram()
     }
 
-    fn buffer(object: &Held<'_, Self>) -> *mut bindings::dma_buf {
+    fn buffer(object: &LockedObject<'_, Self>) -> *mut bindings::dma_buf {
         object.exported()
     }
 
-    fn is_fixed(object: &Held<'_, Self>) -> bool {
+    fn is_fixed(object: &LockedObject<'_, Self>) -> bool {
         object.is_pinned()
     }
 
-    fn await_importers(object: &Held<'_, Self>, limit: Jiffies, wait: Wait) -> Result {
+    fn await_importers(object: &LockedObject<'_, Self>, limit: Jiffies, wait: Wait) -> Result {
         // SAFETY: The reservation is held.
-        let mut held = unsafe { Held::assume(object.obj) };
+        let mut held = unsafe { LockedObject::assume(object.obj) };
         let resv = held.resv();
 
         if object.ttm().is_used_by_others(&resv, Usage::Bookkeep) {
@@ -93,20 +93,20 @@ unsafe impl<T: TtmObject> Windowed for Object<T> {
         Ok(())
     }
 
-    fn trace_invalidation(object: &Held<'_, Self>) {
+    fn trace_invalidation(object: &LockedObject<'_, Self>) {
         trace::invalidate(
             object.obj.subject(),
             object.obj.last_placement.load(Relaxed),
         );
     }
 
-    fn zap(object: &Held<'_, Self>) {
+    fn zap(object: &LockedObject<'_, Self>) {
         // SAFETY: The object is valid, and its reservation is held.
         unsafe { bindings::ttm_bo_unmap_virtual(object.bo()) };
     }
 }
 
-impl<T: TtmObject> Held<'_, Object<T>> {
+impl<T: TtmObject> LockedObject<'_, Object<T>> {
     /// Returns the ranges of the window that shows the object, which is in VRAM, for a holder.
     ///
     /// # Errors

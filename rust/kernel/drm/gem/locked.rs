@@ -22,12 +22,12 @@ use core::{
 /// # Invariants
 ///
 /// The reservation of `obj` is held.
-pub struct Held<'a, O: IntoGEMObject> {
+pub struct LockedObject<'a, O: IntoGEMObject> {
     pub(super) obj: &'a O,
     _not_send: NotThreadSafe,
 }
 
-impl<'a, O: IntoGEMObject> Held<'a, O> {
+impl<'a, O: IntoGEMObject> LockedObject<'a, O> {
     /// Makes the view of an object whose reservation was taken elsewhere.
     ///
     /// # Safety
@@ -63,9 +63,9 @@ impl<'a, O: IntoGEMObject> Held<'a, O> {
 ///
 /// The reservation of the object was taken by this task for this value.
 #[must_use = "the reservation ends when the guard is dropped"]
-pub struct Reserved<'a, O: IntoGEMObject>(pub(super) Held<'a, O>);
+pub struct ObjectGuard<'a, O: IntoGEMObject>(pub(super) LockedObject<'a, O>);
 
-impl<'a, O: IntoGEMObject> Reserved<'a, O> {
+impl<'a, O: IntoGEMObject> ObjectGuard<'a, O> {
     /// Reserves an object. No other reservation may be held.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl<'a, O: IntoGEMObject> Reserved<'a, O> {
 
         // INVARIANT: Taken above.
         // SAFETY: As above; it is held until the value is dropped.
-        Ok(Self(unsafe { Held::assume(obj) }))
+        Ok(Self(unsafe { LockedObject::assume(obj) }))
     }
 
     /// Reserves an object, unless another task has it.
@@ -97,7 +97,7 @@ impl<'a, O: IntoGEMObject> Reserved<'a, O> {
 
         // INVARIANT: Taken above.
         // SAFETY: As above; it is held until the value is dropped.
-        Some(Self(unsafe { Held::assume(obj) }))
+        Some(Self(unsafe { LockedObject::assume(obj) }))
     }
 
     /// Returns the view of the object.
@@ -105,9 +105,9 @@ impl<'a, O: IntoGEMObject> Reserved<'a, O> {
     /// Not by `DerefMut`: code could swap the views of two objects, and the wrong one would be
     /// unlocked.
     #[inline]
-    pub(crate) fn view(&mut self) -> Held<'_, O> {
+    pub(crate) fn view(&mut self) -> LockedObject<'_, O> {
         // SAFETY: The reservation is held as long as `self` is borrowed.
-        unsafe { Held::assume(self.0.obj) }
+        unsafe { LockedObject::assume(self.0.obj) }
     }
 
     /// Returns the view of the reservation, by which fences are read and added.
@@ -117,8 +117,8 @@ impl<'a, O: IntoGEMObject> Reserved<'a, O> {
     }
 }
 
-impl<'a, O: IntoGEMObject> Deref for Reserved<'a, O> {
-    type Target = Held<'a, O>;
+impl<'a, O: IntoGEMObject> Deref for ObjectGuard<'a, O> {
+    type Target = LockedObject<'a, O>;
 
     #[inline]
     fn deref(&self) -> &Self::Target {
@@ -126,7 +126,7 @@ impl<'a, O: IntoGEMObject> Deref for Reserved<'a, O> {
     }
 }
 
-impl<O: IntoGEMObject> Drop for Reserved<'_, O> {
+impl<O: IntoGEMObject> Drop for ObjectGuard<'_, O> {
     fn drop(&mut self) {
         // SAFETY: By the type invariant the reservation is held by this task.
         unsafe { bindings::dma_resv_unlock((*self.0.obj.as_raw()).resv) };

@@ -6,7 +6,7 @@
 
 use super::{
     vram_manager::VramResource,
-    Held,
+    LockedObject,
     Object,
     PinAccount,
     Stay,
@@ -60,7 +60,7 @@ use core::{
 /// takes some 100 ms.
 const PATIENCE: u32 = 16;
 
-impl<T: TtmObject> Held<'_, Object<T>> {
+impl<T: TtmObject> LockedObject<'_, Object<T>> {
     /// Returns the driver's part of the object.
     #[inline]
     pub fn data(&self) -> &T {
@@ -510,16 +510,16 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 }
 
 /// The proof that an object is reserved. Dropping it ends the reservation.
-pub type Reserved<'a, T> = gem::held::Reserved<'a, Object<T>>;
+pub type ObjectGuard<'a, T> = gem::locked::ObjectGuard<'a, Object<T>>;
 
-impl<T: TtmObject> Reserved<'_, T> {
+impl<T: TtmObject> ObjectGuard<'_, T> {
     /// Moves the object to one of `places`, unless it is in one already.
     ///
-    /// See [`Held::validate`].
+    /// See [`LockedObject::validate`].
     ///
     /// # Errors
     ///
-    /// The errors of [`Held::validate`].
+    /// The errors of [`LockedObject::validate`].
     pub fn validate(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {
         self.view().validate(places, ctx)
     }
@@ -534,7 +534,7 @@ impl<T: TtmObject> Reserved<'_, T> {
     ///   disabled.
     /// - `EDQUOT` if the object is in VRAM, and no more VRAM may be pinned.
     /// - `EIO` if the object has lost its content, because a move of it failed.
-    /// - Those of [`Held::validate`].
+    /// - Those of [`LockedObject::validate`].
     pub fn pin(&mut self) -> Result<Pinned<T>> {
         let runtime_guard = (self.mem_type() == Some(MemType::Vram))
             .then(|| self.obj.runtime_guard_if_active().ok_or(EAGAIN))

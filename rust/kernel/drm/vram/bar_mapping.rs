@@ -33,7 +33,7 @@ const SET_AT_ONCE: usize = SZ_1M;
 /// use kernel::{
 ///     device::Core,
 ///     driver,
-///     drm::vram::Window,
+///     drm::vram::BarMapping,
 ///     module::this_module,
 ///     pci,
 ///     prelude::*, //
@@ -59,12 +59,12 @@ const SET_AT_ONCE: usize = SZ_1M;
 ///     ) -> impl PinInit<Self, Error> + 'bound {
 ///         pdev.enable_device_mem()?;
 ///
-///         assert_eq!(Window::new(pdev, 6, c"example").err(), Some(EINVAL));
-///         let vram = Window::new(pdev, 2, c"example")?;
+///         assert_eq!(BarMapping::new(pdev, 6, c"example").err(), Some(EINVAL));
+///         let vram = BarMapping::new(pdev, 2, c"example")?;
 ///         assert_eq!(vram.len(), pdev.resource_len(2)?);
 ///
 ///         // One window at a time.
-///         assert_eq!(Window::new(pdev, 2, c"example").err(), Some(EBUSY));
+///         assert_eq!(BarMapping::new(pdev, 2, c"example").err(), Some(EBUSY));
 ///
 ///         dev_info!(pdev, "the CPU sees VRAM\n");
 ///         Ok(Self)
@@ -85,7 +85,7 @@ const SET_AT_ONCE: usize = SZ_1M;
 /// # Invariants
 ///
 /// BAR `bar` of `pdev` is requested, and `addr` is the mapping of its `len` bytes.
-pub struct Window<'a> {
+pub struct BarMapping<'a> {
     pdev: &'a pci::Device<Bound>,
     bar: i32,
     addr: NonNull<c_void>,
@@ -94,12 +94,12 @@ pub struct Window<'a> {
 
 // SAFETY: The methods do not need synchronization: they write to I/O memory, on whose content no
 // code relies, or return constants.
-unsafe impl Send for Window<'_> {}
+unsafe impl Send for BarMapping<'_> {}
 
 // SAFETY: As for `Send`.
-unsafe impl Sync for Window<'_> {}
+unsafe impl Sync for BarMapping<'_> {}
 
-impl<'a> Window<'a> {
+impl<'a> BarMapping<'a> {
     /// Requests BAR `bar` and maps it. `name` is shown in `/proc/iomem`.
     ///
     /// # Errors
@@ -277,7 +277,7 @@ pub(crate) unsafe fn flush(at: *mut c_void) {
     }
 }
 
-impl Drop for Window<'_> {
+impl Drop for BarMapping<'_> {
     fn drop(&mut self) {
         let raw = raw_pci(self.pdev);
 

@@ -195,14 +195,14 @@ unsafe impl Send for State {}
 
 impl State {
     /// Starts the worker, unless the ring is gone.
-    fn kick(&self, core: &Arc<Core>) {
+    fn kick(&self, scheduler: &Arc<Scheduler>) {
         if let Some(queue) = self.queue {
             // SAFETY: The workqueue is destroyed after the pointer was removed from here, under the
             // lock.
             let queue = unsafe { workqueue::Queue::from_raw(queue.as_ptr()) };
 
             // A work item that is queued already sees the new state.
-            let _ = queue.enqueue::<Arc<Core>, RUN>(core.clone());
+            let _ = queue.enqueue::<Arc<Scheduler>, RUN>(scheduler.clone());
         }
     }
 
@@ -318,7 +318,7 @@ enum Next {
 
 /// A ring without its types.
 #[pin_data]
-pub(super) struct Core {
+pub(super) struct Scheduler {
     pub(super) name: Name,
     /// How long a job may run.
     pub(super) timeout: Option<Msecs>,
@@ -333,23 +333,23 @@ pub(super) struct Core {
     #[pin]
     gone: Completion,
     #[pin]
-    work: Work<Core, RUN>,
+    work: Work<Scheduler, RUN>,
     #[pin]
-    pub(super) timer: DelayedWork<Core, TIMER>,
+    pub(super) timer: DelayedWork<Scheduler, TIMER>,
     #[pin]
-    reaper: Work<Core, REAP>,
+    reaper: Work<Scheduler, REAP>,
 }
 
 impl_has_work! {
-    impl HasWork<Self, 0> for Core { self.work }
-    impl HasWork<Self, 2> for Core { self.reaper }
+    impl HasWork<Self, 0> for Scheduler { self.work }
+    impl HasWork<Self, 2> for Scheduler { self.reaper }
 }
 
 impl_has_delayed_work! {
-    impl HasDelayedWork<Self, 1> for Core { self.timer }
+    impl HasDelayedWork<Self, 1> for Scheduler { self.timer }
 }
 
-impl WorkItem<RUN> for Core {
+impl WorkItem<RUN> for Scheduler {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
@@ -357,7 +357,7 @@ impl WorkItem<RUN> for Core {
     }
 }
 
-impl WorkItem<TIMER> for Core {
+impl WorkItem<TIMER> for Scheduler {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
@@ -365,7 +365,7 @@ impl WorkItem<TIMER> for Core {
     }
 }
 
-impl WorkItem<REAP> for Core {
+impl WorkItem<REAP> for Scheduler {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
@@ -381,7 +381,7 @@ impl WorkItem<REAP> for Core {
     }
 }
 
-impl Core {
+impl Scheduler {
     // Not inlined into modules, so that the lock classes and their names stay in the kernel crate.
     #[inline(never)]
     pub(super) fn new(
@@ -431,23 +431,25 @@ impl Core {
             asked: false,
         };
 
-        let core = Arc::pin_init(
+        let scheduler = Arc::pin_init(
             pin_init!(Self {
                 name,
                 timeout,
                 calls,
-                state <- new_spinlock_irq!(state, "drm::queue::Core::state"),
-                flight <- new_mutex!(flight, "drm::queue::Core::flight"),
+                state <- new_spinlock_irq!(state, "drm::queue::Scheduler::state"),
+                flight <- new_mutex!(flight, "drm::queue::Scheduler::flight"),
                 kernel: SetOnce::new(),
                 gone <- Completion::new(),
-                work <- new_work!("drm::queue::Core::work"),
-                timer <- new_delayed_work!("drm::queue::Core::timer"),
-                reaper <- new_work!("drm::queue::Core::reaper"),
+                work <- new_work!("drm::queue::Scheduler::work"),
+                timer <- new_delayed_work!("drm::queue::Scheduler::timer"),
+                reaper <- new_work!("drm::queue::Scheduler::reaper"),
             }),
             GFP_KERNEL,
         )?;
-        core.kernel.populate(Lane::new(&core, Owner::Kernel, None)?);
-        Ok(core)
+        scheduler
+            .kernel
+            .populate(Lane::new(&scheduler, Owner::Kernel, None)?);
+        Ok(scheduler)
     }
 
     /// Returns the queue of the kernel.
