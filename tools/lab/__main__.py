@@ -9,35 +9,16 @@ import os
 import signal
 import sys
 
-import arm64
-import bench
-import cache
-import check
-import commands
-import debianroot
-import deb
-import demo
-import docs
-import installed
-import kernel
-import mutants
-import onebyone
-import pipeline
-import plan
-import profiler
-import rdma
-import report
-import steps
-import style
-import tally
-import topologies
-import tree
+from boot import arm64, pipeline, plan, topologies
+from build import cache, debianroot, kernel, processes, rdmaclients, steps, tree
+from commands import bench, check, deb, demo, docs, installed, mutants, onebyone, profiler, style
+from judge import costs, record, report, tally
 
 
 def with_rdma(work, flavour=None, variant=None):
     """A guest that is ready to boot, with what RDMA needs."""
     built = pipeline.everything(work, flavour, variant)
-    rdma.ensure(work, built)
+    rdmaclients.ensure(work, built)
     return built
 
 
@@ -125,7 +106,7 @@ def run_fuzz(work):
 
 def run_bench(work):
     """Measure, and meet every target."""
-    bench.run(work, with_rdma(work, bench.FLAVOUR))
+    bench.run(work, with_rdma(work, costs.FLAVOUR))
     work.console.say(f"total time: {work.console.elapsed()}")
     return 0
 
@@ -133,7 +114,7 @@ def run_bench(work):
 def run_profile(work):
     """Show which functions take the instructions of some figures of the benchmark."""
     topology = chosen_topology()
-    profiler.run(work, pipeline.everything(work, bench.FLAVOUR), topology)
+    profiler.run(work, pipeline.everything(work, costs.FLAVOUR), topology)
     work.console.say(f"total time: {work.console.elapsed()}")
     return 0
 
@@ -208,7 +189,7 @@ COMMANDS = {"demo": run_demo, "check": run_check, "soak": run_soak, "test": run_
 # The commands that leave an HTML report.
 REPORTED = ("demo", "check", "soak", "test", "rdma", "fuzz", "bench")
 # The exceptions that end a command early.
-ENDS = (steps.LabError, OSError, commands.Interrupted)
+ENDS = (steps.LabError, OSError, processes.Interrupted)
 
 
 def main():
@@ -219,7 +200,7 @@ def main():
     command = sys.argv[1]
     console = steps.Console()
     try:
-        commands.end_on_signals()
+        processes.end_on_signals()
         with cache.lock(lambda who: console.say(f"{who} uses the caches: waiting")):
             console.restart()
             return recorded(console, command)
@@ -230,6 +211,7 @@ def main():
 def recorded(console, command):
     """Run a command, and leave a report of it, however it ends."""
     work = steps.Steps(console, cache.base() / "logs" / command)
+    work.record = record.Record(command, steps=work.begun)
     error = None
     try:
         status = COMMANDS[command](work)
@@ -245,7 +227,7 @@ def ended_by(console, error):
     if isinstance(error, BrokenPipeError):
         # The reader of the lab's output is gone.
         return 128 + signal.SIGPIPE
-    if isinstance(error, commands.Interrupted):
+    if isinstance(error, processes.Interrupted):
         console.say(str(error))
         return error.status
     if isinstance(error, OSError):

@@ -7,14 +7,10 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import arm64
-import igt
-import kernel
-import pipeline
-import plan
-import sandbox
-import topologies
-from steps import LabError
+from boot import arm64, pipeline, plan, topologies
+from build import kernel, sandbox
+from build.steps import LabError
+from judge import igt
 
 OUTPUT = """IGT-Version: 2.5-vvram (aarch64) (Linux: 7.3 aarch64)
 Starting subtest: good

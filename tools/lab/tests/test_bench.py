@@ -8,39 +8,39 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import bench
 import good
-import pipeline
-import qemu
-import topologies
-from steps import LabError
+from boot import pipeline, qemu
+from build.steps import LabError
+from commands import bench
+from judge import costs
 
 COSTS = {"move.out": 1100, "move.out.still": 100, "move.back": 1100, "move.back.still": 100,
          "copy.out": 900, "copy.back": 900, "cycle.10": 100, "cycle.10000": 110,
          "transfer.direct.cpu": 100, "transfer.bounce.cpu": 150,
          "transfer.direct.time": 1000, "transfer.bounce.time": 1010,
          **{f"{what}.{size}.{kind}": 100 for what in ("register", "deregister")
-            for size, _ in bench.REGISTRATIONS for kind in ("vram", "system", "host")},
-         **{f"find.{size}.{place}": cost for size, _ in bench.FOUND
+            for size, _ in costs.REGISTRATIONS for kind in ("vram", "system", "host")},
+         **{f"find.{size}.{place}": cost for size, _ in costs.FOUND
             for place, cost in (("ram", 1000), ("vram", 1200), ("back", 24_000))},
-         **{f"engine.{name}.{way}": 50 + 2 * (size >> 12) for name, size in bench.MOVED
-            for way, _ in bench.WAYS}}
+         **{f"engine.{name}.{way}": 50 + 2 * (size >> 12) for name, size in costs.MOVED
+            for way, _ in costs.WAYS}}
 FIGURES = {"move.bytes": 2 << 20, **COSTS,
-           **{f"{name}{which}": value for name, value in COSTS.items() for which in bench.SPREAD},
-           **{f"map.{name}.ours": 10 for name, _, _ in bench.MAPPINGS},
-           **{f"map.{name}.vfio": 1000 for name, _, _ in bench.MAPPINGS},
+           **{f"{name}{which}": value for name, value in COSTS.items() for which in costs.SPREAD},
+           **{f"map.{name}.ours": 10 for name, _, _ in costs.MAPPINGS},
+           **{f"map.{name}.vfio": 1000 for name, _, _ in costs.MAPPINGS},
            **{f"{name}.{blocks}.{who}": 100 + 10 * blocks for name in ("map", "whole")
-              for blocks in bench.GROWTH for who in ("ours", "vfio")},
-           **{f"first.{name}.{who}": 60 for name in bench.FIRST for who in ("ours", "vfio")},
-           **{f"attach.{count}.{who}": 50 for count, _ in bench.ATTACHES for who in ("ours", "vfio")},
-           **{f"find.{size}.pages": 100 for size, _ in bench.FOUND},
-           **{f"{name}.{part}": cost for name, _ in bench.JOBS
+              for blocks in costs.GROWTH for who in ("ours", "vfio")},
+           **{f"first.{name}.{who}": 60 for name in costs.FIRST for who in ("ours", "vfio")},
+           **{f"attach.{count}.{who}": 50 for count, _ in costs.ATTACHES
+              for who in ("ours", "vfio")},
+           **{f"find.{size}.pages": 100 for size, _ in costs.FOUND},
+           **{f"{name}.{part}": cost for name, _ in costs.JOBS
               for part, cost in (("submit", 5000), ("finish", 3000))},
            "rdma.write.vram": 90, "rdma.write.host": 100,
            "map.huge.ours": 10, "map.huge.vfio": 20, "map.huge.ours.entries": 24,
            "map.huge.vfio.entries": 24,
            "map.huge.ours.bytes": 48 << 30}
-MEASURED = dict.fromkeys((*bench.MACHINES, bench.RDMA, bench.ENGINE), FIGURES)
+MEASURED = dict.fromkeys((*costs.MACHINES, costs.RDMA, costs.ENGINE), FIGURES)
 
 
 class Bench(unittest.TestCase):
@@ -60,11 +60,11 @@ class Bench(unittest.TestCase):
             steps, built = mock.MagicMock(), mock.MagicMock()
             steps.logs = Path(folder)
             built.machine.run_all.return_value = outcomes
-            recorded = Path(folder) / "recorded" / bench.CEILINGS.name
+            recorded = Path(folder) / "recorded" / costs.CEILINGS.name
             recorded.parent.mkdir()
             recorded.write_text(base)
             try:
-                with mock.patch.object(bench, "CEILINGS", recorded), \
+                with mock.patch.object(costs, "CEILINGS", recorded), \
                         mock.patch.dict(os.environ, WITHOUT=without):
                     bench.run(steps, built)
             finally:
@@ -79,7 +79,7 @@ class Bench(unittest.TestCase):
         self.assertIn("host bridge, no IOMMU: 4096 scattered blocks", self.report)
         self.assertIn("4 KiB pages: 10.0 instructions for a page in system memory, 12.0 in VRAM, "
                       "240.0 if it is moved back", self.report)
-        for _, title in bench.JOBS:
+        for _, title in costs.JOBS:
             self.assertIn(f"{title}: 5,000 instructions from the ioctl to the doorbell, 3,000 from "
                           "the interrupt to the signalled fence", self.report)
         self.assertIn("move n pages by the engine, VRAM to system memory: 50 + 2.00 n", self.report)
@@ -101,7 +101,7 @@ class Bench(unittest.TestCase):
             self.assertNotIn("not met", self.report)
             worse = {**FIGURES, name: most + 1}
             self.run_with(worse, worse)
-            self.assertEqual(self.report.count("not met"), len(bench.MACHINES), name)
+            self.assertEqual(self.report.count("not met"), len(costs.MACHINES), name)
             with self.assertRaises(LabError):
                 self.run_with(worse, worse, base=f"switch {name} {most}\n")
             self.assertIn(f"switch: {name}: {most + 1:,}, at most {most:,}", self.report)
@@ -122,20 +122,20 @@ class Bench(unittest.TestCase):
         self.assertNotIn("are allowed", self.report)
 
     def test_the_recorded_figures_are_of_known_machines(self):
-        base = bench.recorded(bench.CEILINGS.read_text())
+        base = costs.recorded(costs.CEILINGS.read_text())
         self.assertLessEqual(base.keys(), MEASURED.keys())
 
     def test_each_row_has_a_target_or_a_ceiling_or_a_reason(self):
-        rows = bench.rows(MEASURED)
-        base = bench.recorded(bench.CEILINGS.read_text())
+        rows = costs.rows(MEASURED)
+        base = costs.recorded(costs.CEILINGS.read_text())
         self.assertEqual([row.what for row in rows if row.figure not in FIGURES], [])
         # A reason is for rows that have neither, and for no others.
         self.assertEqual([row.what for row in rows if row.is_bounded(base) == bool(row.reason)], [])
-        for start in bench.UNBOUNDED:
+        for start in costs.UNBOUNDED:
             self.assertTrue(any(row.figure.startswith(start) for row in rows), start)
         # The lines below the table are of figures with ceilings, too.
-        figures = [f"{name}.{part}" for name, _ in bench.JOBS for part in ("submit", "finish")]
-        self.assertLessEqual({*figures}, base[bench.ENGINE].keys())
+        figures = [f"{name}.{part}" for name, _ in costs.JOBS for part in ("submit", "finish")]
+        self.assertLessEqual({*figures}, base[costs.ENGINE].keys())
 
     def test_figures_that_no_work_can_have_are_errors(self):
         for name, value, text in (("engine.2m.out", -540_468, "-540,468 is no number"),
@@ -163,11 +163,11 @@ class Bench(unittest.TestCase):
         self.assertIn("more work cannot take less", self.report)
 
     def test_growth_is_a_line(self):
-        start, slope, worst = bench.fit([(n, 7 + 3 * n) for n in bench.GROWTH])
+        start, slope, worst = costs.fit([(n, 7 + 3 * n) for n in costs.GROWTH])
         self.assertAlmostEqual(start, 7)
         self.assertAlmostEqual(slope, 3)
         self.assertAlmostEqual(worst, 0)
-        self.assertGreater(bench.fit([(1, 1), (10, 20), (100, 100)])[2], 0.1)
+        self.assertGreater(costs.fit([(1, 1), (10, 20), (100, 100)])[2], 0.1)
         self.run_with(FIGURES, FIGURES)
         self.assertIn("n scattered blocks, vfio-pci: 100 + 10.00 n instructions, within 0 %", self.report)
 
@@ -176,11 +176,11 @@ class Bench(unittest.TestCase):
         self.assertIn("bus address: 1 x 48 GiB, 24 entries, bar_export", self.report)
 
     def test_rows_name_the_boots_that_measured_them(self):
-        found = {row.boot for row in bench.rows(MEASURED)}
+        found = {row.boot for row in costs.rows(MEASURED)}
         self.assertEqual(found, {boot.name for boot in bench.boots() if boot.name.endswith("-1")})
 
     def test_each_row_says_which_ratio_is_better(self):
-        rows = bench.rows(MEASURED)
+        rows = costs.rows(MEASURED)
         more = [row for row in rows if row.better == "more"]
         self.assertEqual({row.what for row in rows if row.least is not None},
                          {row.what for row in more if row.least is not None})
@@ -208,8 +208,8 @@ class Bench(unittest.TestCase):
                                    ("whole.4096.ours", 100_000, 100_100),
                                    ("map.65536.vfio", 1_000_000, 1_000_200),
                                    ("map.scattered.vfio", 1_000_000, 1_000_000)):
-            self.assertEqual(bench.differences({name: value}, {name: close}), [])
-            self.assertEqual(len(bench.differences({name: value}, {name: close + 1})), 1)
+            self.assertEqual(costs.differences({name: value}, {name: close}), [])
+            self.assertEqual(len(costs.differences({name: value}, {name: close + 1})), 1)
 
     def test_tables_of_the_same_ranges_are_alike(self):
         other = {**FIGURES, "map.huge.ours.entries": 25}
@@ -228,7 +228,7 @@ class Bench(unittest.TestCase):
         text = (pipeline.REPO / "Documentation/gpu/vvram-testing.rst").read_text()
         rows = dict(re.findall(r"^``([a-z]+\.(?:[a-z0-9-]+\.)?)`` +([\d.]+) %", text, re.M))
         self.assertEqual({name: float(part) for name, part in rows.items()},
-                         {name: 100 * part for name, part in bench.TOLERANCES.items()})
+                         {name: 100 * part for name, part in costs.TOLERANCES.items()})
 
 
 if __name__ == "__main__":

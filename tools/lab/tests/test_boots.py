@@ -13,23 +13,12 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import cache
-import check
 import good
-import host
-import igt
-import kernel
-import models
-import pipeline
-import plan
-import qemu
-import rdma
-import source
-import tally
-import topologies
-import unsteady
-import watch
-from steps import LabError
+from boot import models, pipeline, plan, qemu, topologies, watch
+from build import cache, host, kernel, source
+from build.steps import LabError
+from commands import check
+from judge import guests, igt, tally, unsteady
 
 SWITCH = topologies.find("switch")
 # Programs without a test of concurrency: a task, and another one that waits for it.
@@ -106,8 +95,8 @@ class RunAll(unittest.TestCase):
 
     def test_a_full_disk_stops_no_other_boot(self):
         came = {("a", "igt"): no_space, ("b", "igt"): no_space, ("c", "igt"): ends}
-        for guests in ("1", "3"):
-            _, outcomes, console = self.run_all(came, "abc", guests)
+        for number in ("1", "3"):
+            _, outcomes, console = self.run_all(came, "abc", number)
             self.assertEqual([bool(outcome.error) for outcome in outcomes], [True, True, False])
             self.assertIn("No space left on device", "\n".join(console.lines))
             self.assertEqual((outcomes[0].log, outcomes[0].qemu_log), ("", []))
@@ -323,7 +312,7 @@ class Plan(unittest.TestCase):
         self.assertEqual([settings["LAB_PYVERBS"] for settings in check], [",".join(plan.PYVERBS)])
         self.assertFalse([settings for settings in soak if "LAB_FLAGS" in settings])
         cases = [case for settings in soak for case in settings["LAB_PYVERBS"].split(",")]
-        self.assertEqual(sorted(cases), sorted([rdma.MODULES, rdma.ON_DEMAND, *[
+        self.assertEqual(sorted(cases), sorted([plan.MODULES, plan.ON_DEMAND, *[
             f"{mode}/{memory}" for mode in ("pinned", "revocable", "dynamic")
             for memory in ("vram", "system")]]))
 
@@ -351,7 +340,7 @@ class Again(unittest.TestCase):
     """Boots that failed get a second try if each of their failures is one of time."""
 
     TEST = "vvram_a@x"
-    LISTS = check.Lists({}, {}, None, frozenset({TEST}))
+    LISTS = guests.Lists({}, {}, None, frozenset({TEST}))
     NO_END = "Failed: no end after 300 s; it slept"
     HANG = "left no mark for 600 s"
     LIMIT = "did not end within 2400 s"

@@ -9,9 +9,9 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import cache
-import compiled
-from steps import LabError
+from build import cache
+from build.steps import LabError
+from commands import compiled
 
 
 IT, WITHOUT_TTM, GPUS = compiled.ALL

@@ -12,16 +12,12 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import cache
-import deb
-import kernel
-import pipeline
-import programs
-import source
-import steps
-import toolpackage
+from boot import pipeline
+from build import cache, kernel, programs, source, steps
+from build.packages import kerneldeb, tooldeb
+from build.steps import LabError
+from commands import deb
 from in_caches import InCaches
-from steps import LabError
 
 
 class Folder(InCaches):
@@ -36,17 +32,17 @@ class Tool(Folder):
 
     def setUp(self):
         super().setUp()
-        built = [self.top / name for name in (toolpackage.NAME, toolpackage.WITH_VERBS)]
+        built = [self.top / name for name in (tooldeb.NAME, tooldeb.WITH_VERBS)]
         for path in built:
             path.write_text(f"#!/bin/sh\necho {path.name}\n")
         umask = os.umask(0o077)
         try:
-            name = toolpackage.stage(self.top / "tree", pipeline.REPO, built)
+            name = tooldeb.stage(self.top / "tree", pipeline.REPO, built)
         finally:
             os.umask(umask)
         self.package = self.top / name
-        subprocess.run([*toolpackage.BUILD, self.top / "tree", self.package], check=True,
-                       stdout=subprocess.DEVNULL, env={**os.environ, **toolpackage.ENV})
+        subprocess.run([*tooldeb.BUILD, self.top / "tree", self.package], check=True,
+                       stdout=subprocess.DEVNULL, env={**os.environ, **tooldeb.ENV})
 
     def dpkg(self, *command):
         """The output of dpkg-deb about the package."""
@@ -111,8 +107,8 @@ class Tool(Folder):
 
     def test_is_the_same_each_time(self):
         again = self.top / "again.deb"
-        subprocess.run([*toolpackage.BUILD, self.top / "tree", again], check=True,
-                       stdout=subprocess.DEVNULL, env={**os.environ, **toolpackage.ENV})
+        subprocess.run([*tooldeb.BUILD, self.top / "tree", again], check=True,
+                       stdout=subprocess.DEVNULL, env={**os.environ, **tooldeb.ENV})
         self.assertEqual(again.read_bytes(), self.package.read_bytes())
 
 
@@ -126,7 +122,7 @@ class ToolAlone(Folder):
         for path in (package, program):
             path.write_text(path.name)
         with mock.patch.object(pipeline, "tools"), \
-                mock.patch.object(toolpackage, "ensure", return_value=package):
+                mock.patch.object(tooldeb, "ensure", return_value=package):
             made = deb.make_tool(None, self.top / "out")
         self.assertEqual(made, [self.top / "out" / path.name for path in (package, program)])
         self.assertEqual([path.read_text() for path in made], ["p2p_1_amd64.deb", "p2p"])
@@ -143,8 +139,9 @@ class Kernel(Folder):
         src = types.SimpleNamespace(key="key", state="state", kconfig="kconfig", tree=self.top)
         box = mock.MagicMock()
         box.with_binds.return_value = box
-        self.kernel = lambda: deb.Kernel(src, box, deb.configuration())
-        run = mock.patch("steps.Step.run", lambda _, command, *__, **___: self.pretend(command))
+        self.kernel = lambda: kerneldeb.Kernel(src, box, kerneldeb.configuration())
+        run = mock.patch("build.steps.Step.run",
+                         lambda _, command, *__, **___: self.pretend(command))
         run.start()
         self.addCleanup(run.stop)
         self.lost = ""
@@ -154,7 +151,7 @@ class Kernel(Folder):
         out = self.kernel().out
         target = command[-1]
         self.made.append(target)
-        if target == deb.DEFCONFIG:
+        if target == kerneldeb.DEFCONFIG:
             (out / ".config").write_text("CONFIG_DEFAULT=y\n")
         elif target == "olddefconfig":
             text = (out / ".config").read_text()
@@ -166,12 +163,12 @@ class Kernel(Folder):
 
     def test_begins_with_defconfig(self):
         paths = self.kernel().ensure(self.work)
-        self.assertEqual(self.made, [deb.DEFCONFIG, "olddefconfig", "bindeb-pkg"])
+        self.assertEqual(self.made, [kerneldeb.DEFCONFIG, "olddefconfig", "bindeb-pkg"])
         self.assertEqual([path.name.split("-7")[0] for path in paths],
                          ["linux-image", "linux-headers", "linux-libc-dev_7-1_amd64.deb"])
         config = (self.kernel().out / ".config").read_text()
         self.assertIn("CONFIG_DEFAULT=y\n", config)
-        for fragment in (deb.MACHINE, deb.PEER):
+        for fragment in (kerneldeb.MACHINE, kerneldeb.PEER):
             self.assertEqual(kernel.unmet(fragment.read_text(), config), [])
 
     def test_begins_with_a_configuration_of_the_machine(self):
@@ -207,7 +204,7 @@ class Kernel(Folder):
     def test_a_configuration_that_is_not_there_is_named(self):
         os.environ["CONFIG"] = str(self.top / "none")
         with self.assertRaisesRegex(LabError, "none is no file"):
-            deb.configuration()
+            kerneldeb.configuration()
 
     def test_packages_go_where_out_says(self):
         self.assertEqual(deb.destination(str(self.top / "out")), self.top / "out")

@@ -3,15 +3,13 @@
 
 import io
 import unittest
-from pathlib import Path
 from unittest import mock
 
-import cache
-import docs
-import pipeline
-import steps
+from boot import pipeline
+from build import cache, steps
+from build.steps import LabError
+from commands import docs
 from in_caches import InCaches
-from steps import LabError
 
 
 class Documentation(InCaches):
@@ -29,7 +27,7 @@ class Documentation(InCaches):
             if error:
                 raise error
 
-        with mock.patch("steps.Step.run", run):
+        with mock.patch("build.steps.Step.run", run):
             return docs.verdict(self.work, mock.MagicMock(), self.source)
 
     def test_all_pages_are_in_reach(self):

@@ -7,10 +7,9 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import check
-import ktap
-import pipeline
-import suites
+from boot import pipeline, plan
+from commands import check
+from judge import ktap, suites
 
 TREE = os.environ.get(check.TREE)
 
@@ -139,7 +138,7 @@ class Skipped(unittest.TestCase):
         self.assertEqual((ran, [text for _, text in bad]), (2, ["no reason"]))
         self.assertIn("skipped=1", log)
         with tempfile.TemporaryDirectory() as folder, \
-                mock.patch("check.unit_tests_of", one_of_each):
+                mock.patch("commands.check.unit_tests_of", one_of_each):
             steps = mock.MagicMock()
             steps.step.return_value.__enter__.return_value.log = Path(folder) / "log"
             verdicts = check.unit_tests(steps, mock.MagicMock())
@@ -198,7 +197,7 @@ mod tests {}
                            kunit__vram__xDOTrs="#[kunit_tests(c)]\n")
         self.assertEqual((want.modules, want.once), ({"c"}, {"a", "b"}))
         modules = {path.stem for path in (pipeline.REPO / "kunit").iterdir()}
-        self.assertLessEqual(set(suites.WITHOUT_DEVICES), modules)
+        self.assertLessEqual(set(plan.WITHOUT_DEVICES), modules)
 
     def test_there_are_some_of_each_kind(self):
         want = suites.wanted(pipeline.REPO)

@@ -8,32 +8,17 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import bench
-import cache
-import check
-import debianroot
-import debugging
-import demo
 import good
-import guestroot
-import host
-import igt
-import kernel
-import mutants
-import pipeline
-import plan
-import programs
-import qemu
-import source
-import style
-import toolchain
-import topologies
-from mutation import Mutation
-from steps import LabError
+from boot import guestroot, pipeline, plan, qemu, topologies
+from build import cache, debianroot, host, kernel, programs, source, toolchain
+from build.steps import LabError
+from commands import mutants, style
+from commands.mutation import Mutation
+from judge import costs, debugging, guests, igt, transfer
 
 SWITCH = topologies.find("switch")
 NO_ROUTE = topologies.find("no-route")
-LISTS = check.Lists({}, {}, None, frozenset({"vvram_a@x", "vvram_a@y", "vvram_b@x", "rdma_c@x"}))
+LISTS = guests.Lists({}, {}, None, frozenset({"vvram_a@x", "vvram_a@y", "vvram_b@x", "rdma_c@x"}))
 GOOD = {"decision": "bus", "reason": "none", "distance": 4, "ranges": 3, "bytes_written": 4 << 20,
         "bytes_read": 4 << 20, "verified": True, "error": None}
 
@@ -306,7 +291,7 @@ class Boots(unittest.TestCase):
 
     def failing(self, *arguments, **more):
         """What fails in such a boot."""
-        return [v.name for v in check.judge(self.outcome(*arguments, **more), LISTS, {})
+        return [v.name for v in guests.judge(self.outcome(*arguments, **more), LISTS, {})
                 if v.result == "fail"]
 
     def test_each_log_is_judged(self):
@@ -362,44 +347,44 @@ class Boots(unittest.TestCase):
     def test_the_demo_sees_them_too(self):
         (self.folder / "demo.json").write_text(json.dumps(GOOD))
         (self.folder / debugging.STATE).write_text("lockdep 1\ndma-debug N\n")
-        self.assertEqual(demo.judge(self.outcome())[1], [])
-        self.assertEqual(demo.judge(self.outcome(qemu=self.FAULT))[1], [f"QEMU: {self.FAULT}"])
-        self.assertEqual(len(demo.judge(self.outcome(kernel=["x"]))[1]), 1)
+        self.assertEqual(transfer.judge(self.outcome())[1], [])
+        self.assertEqual(transfer.judge(self.outcome(qemu=self.FAULT))[1], [f"QEMU: {self.FAULT}"])
+        self.assertEqual(len(transfer.judge(self.outcome(kernel=["x"]))[1]), 1)
         (self.folder / debugging.STATE).write_text("lockdep 0\ndma-debug N\n")
-        self.assertEqual(demo.judge(self.outcome())[1],
+        self.assertEqual(transfer.judge(self.outcome())[1],
                          ["switch: lockdep: it was off at the end: 0"])
         outcome = self.outcome()
         (self.folder / "kernel.log").write_text("")
-        self.assertEqual(len(demo.judge(outcome)[1]), 2)
+        self.assertEqual(len(transfer.judge(outcome)[1]), 2)
 
     def test_the_benchmark_needs_a_whole_log_too(self):
         outcome = self.outcome()
-        self.assertEqual(bench.complaints(outcome), [])
+        self.assertEqual(costs.complaints(outcome), [])
         (self.folder / "kernel.log").write_text("")
-        self.assertEqual(len(bench.complaints(outcome)), 1)
+        self.assertEqual(len(costs.complaints(outcome)), 1)
 
 
 class Demo(unittest.TestCase):
     def test_as_expected(self):
-        self.assertEqual(demo.deviations(SWITCH, GOOD), [])
+        self.assertEqual(transfer.deviations(SWITCH, GOOD), [])
         refused = {**GOOD, "decision": "refused", "reason": "no-route", "distance": -1,
                    "bytes_written": 0, "bytes_read": 0, "verified": False}
-        self.assertEqual(demo.deviations(NO_ROUTE, refused), [])
+        self.assertEqual(transfer.deviations(NO_ROUTE, refused), [])
 
     def test_each_deviation_is_seen(self):
         for change in ({"decision": "host-bridge"}, {"distance": 5}, {"ranges": 2},
                        {"reason": "no-opt-in"},
                        {"bytes_written": 4096}, {"bytes_read": 0}, {"verified": False},
                        {"error": "no"}):
-            self.assertEqual(len(demo.deviations(SWITCH, {**GOOD, **change})), 1, change)
+            self.assertEqual(len(transfer.deviations(SWITCH, {**GOOD, **change})), 1, change)
 
     def test_silence_is_not_success(self):
-        self.assertTrue(demo.deviations(SWITCH, {}))
-        self.assertTrue(demo.deviations(NO_ROUTE, {}))
+        self.assertTrue(transfer.deviations(SWITCH, {}))
+        self.assertTrue(transfer.deviations(NO_ROUTE, {}))
 
     def test_bytes_in_spite_of_a_refusal(self):
         moved = {**GOOD, "decision": "refused", "reason": "no-route", "distance": -1}
-        self.assertEqual(len(demo.deviations(NO_ROUTE, moved)), 1)
+        self.assertEqual(len(transfer.deviations(NO_ROUTE, moved)), 1)
 
 
 class Maintained(unittest.TestCase):

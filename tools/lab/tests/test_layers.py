@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import layers
+from commands import layers
 
 LAYERS = ((("low",), "at the bottom"), (("mid",), ""), (("top::a", "top::b"), "at the top"))
 FILES = {

@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0
 """Tests of how kernel logs are judged."""
 
+import os
 import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
 
-import check
-import debugging
 import good
-import igt
-import kernel
-import kernellog
-import pipeline
-import plan
-import qemu
-import topologies
+from boot import pipeline, plan, qemu, topologies
+from build import kernel
+from judge import debugging, guests, igt, kernellog
 
 
 def log(*texts, level=4):
@@ -202,7 +197,7 @@ class Whole(unittest.TestCase):
         boot = plan.igt("check-switch", topologies.find("switch"), ("vvram_*",))
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "kernel.log").write_text(text)
-            return check.kernel_log(qemu.Outcome(boot, Path(folder), 1.0), "switch", set(begun))
+            return guests.kernel_log(qemu.Outcome(boot, Path(folder), 1.0), "switch", set(begun))
 
     def test_an_empty_or_truncated_log_fails(self):
         lines = good.log(tests=self.TESTS).splitlines(keepends=True)
@@ -287,7 +282,7 @@ class Checks(unittest.TestCase):
     def test_which_flavours_have_them(self):
         for flavour, found in (("check", {"lockdep", "dma-debug"}), ("kasan", {"dma-debug"}),
                                ("rt", {"lockdep", "dma-debug"}), ("plain", set())):
-            with mock.patch.dict(check.os.environ, FLAVOUR=flavour):
+            with mock.patch.dict(os.environ, FLAVOUR=flavour):
                 self.assertEqual(debugging.wanted(), found)
 
     def test_the_guest_says_so(self):
@@ -301,7 +296,7 @@ class Leaks(unittest.TestCase):
 
     def verdicts(self, text=None, flavour="check", error=""):
         with tempfile.TemporaryDirectory() as share, \
-                mock.patch.dict(check.os.environ, FLAVOUR=flavour):
+                mock.patch.dict(os.environ, FLAVOUR=flavour):
             folder = Path(share) / "results/check-switch"
             folder.mkdir(parents=True)
             (Path(share) / "bin").mkdir()
@@ -309,8 +304,8 @@ class Leaks(unittest.TestCase):
                 (folder / "kmemleak.txt").write_text(text)
             boot = plan.igt("check-switch", topologies.find("switch"), ("vvram_*",))
             return [(v.result, v.detail) for v in
-                    check.judge(qemu.Outcome(boot, folder, 1.0, error),
-                                check.Lists({}, {}, None), {})
+                    guests.judge(qemu.Outcome(boot, folder, 1.0, error),
+                                 guests.Lists({}, {}, None), {})
                     if v.name == "switch: kmemleak"]
 
     def test_where_there_is_kmemleak(self):

@@ -4,8 +4,8 @@
 import json
 import unittest
 
-import matrix
-import topologies
+from boot import topologies
+from judge import matrix
 
 SWITCH = topologies.find("switch")
 BRIDGE = topologies.find("host-bridge")

@@ -11,13 +11,10 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import check
-import commands
-import models
-import plan
-import qemu
-import topologies
-from steps import LabError
+from boot import models, plan, qemu, topologies
+from build import processes
+from build.steps import LabError
+from judge import guests
 
 GPU = topologies.find("gpu-switch")
 # A stub of the program: it prints the same messages, and ends when its standard input does.
@@ -97,7 +94,7 @@ class Running(unittest.TestCase):
             started.append(process)
             return process
 
-        with mock.patch.object(commands.subprocess, "Popen", start), \
+        with mock.patch.object(processes.subprocess, "Popen", start), \
                 self.assertRaises(ZeroDivisionError), self.devices().running():
             raise ZeroDivisionError
         self.assertEqual(started[0].returncode, -9)
@@ -232,9 +229,9 @@ class Judged(unittest.TestCase):
 
     def verdicts(self, outcome):
         """The verdicts about logs, by their names."""
-        lists = check.Lists({}, {}, None)
+        lists = guests.Lists({}, {}, None)
         return {v.name.partition(": ")[2]: (v.result, v.detail)
-                for v in check.judge(outcome, lists, {}) if v.name.endswith(check.LOGS)}
+                for v in guests.judge(outcome, lists, {}) if v.name.endswith(guests.LOGS)}
 
     def test_silence_is_good(self):
         found = self.verdicts(self.outcome(model_log=""))
@@ -244,8 +241,9 @@ class Judged(unittest.TestCase):
         outcome = self.outcome(model_log="gpu-a: ring 0, entry 1: read of 0x0\n\n")
         self.assertEqual(self.verdicts(outcome)["model log"],
                          ("fail", "gpu-a: ring 0, entry 1: read of 0x0"))
-        failed = check.failures(outcome, check.Lists({}, {}, None))
-        self.assertFalse(check.is_late(outcome, [v for v in failed if v.name.endswith("model log")]))
+        failed = guests.failures(outcome, guests.Lists({}, {}, None))
+        self.assertFalse(guests.is_late(outcome, [v for v in failed
+                                                  if v.name.endswith("model log")]))
 
     def test_without_devices_there_is_no_verdict(self):
         found = self.verdicts(self.outcome(topologies.find("switch"), original=True))
@@ -278,9 +276,9 @@ class Judged(unittest.TestCase):
                 more = {"removed": "removed gpu-b\n"} if removed else {}
                 outcome = self.outcome(qemu_log=text, **more)
                 outcome.error = "the guest ended before its job did"
-                failed = check.failures(outcome, check.Lists({}, {}, None))
+                failed = guests.failures(outcome, guests.Lists({}, {}, None))
                 self.assertTrue(failed)
-                self.assertEqual(not check.is_late(outcome, failed), final)
+                self.assertEqual(not guests.is_late(outcome, failed), final)
 
 
 if __name__ == "__main__":

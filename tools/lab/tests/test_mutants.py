@@ -8,18 +8,13 @@ from pathlib import Path
 from unittest import mock
 
 import good
-import mutants
-import mutation
-import pipeline
-import plan
-import qemu
-import sites
-import source
-import suites
-import topologies
-from igt import LATE, LOST, Verdict
-from mutation import Mutation
-from steps import LabError
+from boot import pipeline, plan, qemu, topologies
+from build import source
+from build.steps import LabError
+from commands import mutants, mutation, sites
+from commands.mutation import Mutation
+from judge import suites
+from judge.igt import LATE, LOST, Verdict
 
 RUST = "rust/kernel/a.rs"
 DRIVER = "drivers/misc/a/a.rs"
@@ -271,8 +266,8 @@ class Judging(unittest.TestCase):
         m = one(RUST, "f();", **{"tests": ("vvram_p2p",), **more})
         outcome = mock.Mock(log=log, error=error, qemu_log=[],
                             boot=mock.Mock(settings={}))
-        with mock.patch("mutants.failures", return_value={v.name: v for v in failing}), \
-                mock.patch("models.has_aborted", return_value=False):
+        with mock.patch("commands.mutants.failures", return_value={v.name: v for v in failing}), \
+                mock.patch("boot.models.has_aborted", return_value=False):
             return mutants.row(m, outcome, {mutants.machine(m)[1]: set(known)}, None)
 
     def outcome(self, *failing, **more):
@@ -341,7 +336,7 @@ class Judging(unittest.TestCase):
         boot = qemu.Boot("mutant-x", plan.SWITCH, "kunit", 1)
         judged = [Verdict("x: a", "fail", suites.DID_NOT_RUN, LOST), Verdict("x: b", "pass"),
                   Verdict("x: c", "fail", "ended after 1 of 2 cases", LOST)]
-        with mock.patch("check.judge", return_value=judged):
+        with mock.patch("judge.guests.judge", return_value=judged):
             found = mutants.failures(qemu.Outcome(boot, Path(), 1), "switch", None)
         self.assertEqual(set(found), {"x: c"})
 
@@ -381,7 +376,8 @@ class Judging(unittest.TestCase):
         soak = ["VVRAM_SOAK" in b.settings for b in [*boots, mutants.boot(many[0])]]
         self.assertEqual(soak, [False, False, True, True])
         outcomes = [mock.Mock(boot=boot) for boot in boots]
-        with mock.patch("mutants.failures", side_effect=[{"a": ""}, {"b": ""}, {}]) as failures:
+        with mock.patch("commands.mutants.failures",
+                        side_effect=[{"a": ""}, {"b": ""}, {}]) as failures:
             self.assertEqual(mutants.baseline(outcomes, None), {"switch": {"a", "b"}})
         self.assertEqual([call.args[1] for call in failures.call_args_list], ["switch"] * 3)
 

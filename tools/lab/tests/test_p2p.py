@@ -8,11 +8,9 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import check
-import crates
-import pipeline
-import programs
-import sandbox
+from boot import pipeline
+from build import crates, programs, sandbox
+from commands import check
 from in_caches import InCaches
 
 TOOL = pipeline.REPO / programs.TOOL / "src"
@@ -115,7 +113,7 @@ class Glossary(unittest.TestCase):
 class Crates(InCaches):
     def setUp(self):
         super().setUp()
-        self.enterContext(mock.patch("debianroot.networked", lambda box: box))
+        self.enterContext(mock.patch("build.debianroot.networked", lambda box: box))
 
     def test_they_are_fetched_once(self):
         steps = mock.MagicMock()

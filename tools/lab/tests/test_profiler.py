@@ -3,8 +3,8 @@
 
 import unittest
 
-import profiler
-from steps import LabError
+from build.steps import LabError
+from commands import profiler
 
 USER = 0x5000
 TEXT = 0xffffffff81000000

@@ -3,7 +3,8 @@
 
 import unittest
 
-import rdma
+from boot import plan
+from judge import rdma
 
 BEFORE = {"tests.test_mr.MRTest.test_dereg_mr": "pass", "tests.test_odp.Odp.test_x": "skip",
           "tests.test_mr.DmaBufMRTest.test_write": "skip"}
@@ -11,7 +12,7 @@ AFTER = {name: ["pass" if "DmaBuf" in name else result, ""] for name, result in 
 CASES = ("pinned/vram", "dynamic/system")
 DMABUF = {f"{case}/{test}": ["pass", ""] for case in CASES
           for test in ("tests.test_mr.DmaBufMRTest.test_write", "memory")}
-ON_DEMAND = {f"{rdma.ON_DEMAND}/{test}": ["pass", ""] for test in rdma.ODP_TESTS}
+ON_DEMAND = {f"{plan.ON_DEMAND}/{test}": ["pass", ""] for test in rdma.ODP_TESTS}
 
 
 class Pyverbs(unittest.TestCase):
@@ -23,8 +24,8 @@ class Pyverbs(unittest.TestCase):
     def test_as_before_and_with_dma_bufs(self):
         self.assertEqual(self.failures("modules", AFTER), [])
         self.assertEqual(self.failures(",".join(CASES), DMABUF), [])
-        self.assertEqual(self.failures(rdma.ON_DEMAND, ON_DEMAND), [])
-        self.assertEqual(self.failures(",".join([*CASES, rdma.ON_DEMAND]), {**DMABUF, **ON_DEMAND}),
+        self.assertEqual(self.failures(plan.ON_DEMAND, ON_DEMAND), [])
+        self.assertEqual(self.failures(",".join([*CASES, plan.ON_DEMAND]), {**DMABUF, **ON_DEMAND}),
                          [])
 
     def test_each_deviation_fails(self):
@@ -35,7 +36,7 @@ class Pyverbs(unittest.TestCase):
 
     def test_what_did_not_run_fails(self):
         for what, found in (("modules", AFTER), (",".join(CASES), DMABUF),
-                            (rdma.ON_DEMAND, ON_DEMAND)):
+                            (plan.ON_DEMAND, ON_DEMAND)):
             for name in found:
                 rest = {other: came for other, came in found.items() if other != name}
                 self.assertEqual(self.failures(what, rest), [f"boot: {name}"])

@@ -4,10 +4,9 @@
 import re
 import unittest
 
-import demo
-import pipeline
-import programs
-import topologies
+from boot import pipeline, topologies
+from build import programs
+from judge import transfer
 
 README = (pipeline.REPO / "README.md").read_text()
 TOOL = pipeline.REPO / programs.TOOL / "src"
@@ -26,7 +25,7 @@ def literals(path):
 class Shown(unittest.TestCase):
     def test_the_demo_prints_that_table(self):
         table = re.search(r"```\n(topology .*?)```", README, re.S)[1].splitlines()
-        self.assertEqual(tuple(re.split(r"  +", table[0])), demo.HEADER)
+        self.assertEqual(tuple(re.split(r"  +", table[0])), transfer.HEADER)
         self.assertEqual([re.split(r"  +", row)[0] for row in table[2:]],
                          [machine.title for machine in topologies.TOPOLOGIES])
 

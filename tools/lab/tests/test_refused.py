@@ -3,7 +3,7 @@
 
 import unittest
 
-import refused
+from commands import refused
 
 
 class Judge(unittest.TestCase):

@@ -12,19 +12,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from unittest import mock
 
-import bench
-import check
-import commands
-import matrix
-import pipeline
-import qemu
-import record
-import report
-import steps
-import topologies
-from igt import Verdict
-from report import blocks, content, devices, drawing, logs, page, sheet
-from steps import LabError
+from boot import pipeline, qemu, topologies
+from build import processes, steps
+from build.steps import LabError
+from commands import check
+from judge import costs, guests, matrix, record, report
+from judge.igt import Verdict
+from judge.report import blocks, content, devices, drawing, logs, page, sheet
 
 SWITCH = topologies.find("switch")
 NO_ROUTE = topologies.find("no-route")
@@ -200,7 +194,7 @@ class Page(InFolder):
         outcome = self.outcome()
         self.step(outcome, result="").boots = 3
         self.part([], Verdict("external modules", "pass"))
-        text = self.read(130, commands.Interrupted(signal.SIGINT)).text()
+        text = self.read(130, processes.Interrupted(signal.SIGINT)).text()
         for words in ("! cut short", "ended by SIGINT", "2 passed", "did not end",
                       "2 boots did not come to their end."):
             self.assertIn(words, text)
@@ -396,14 +390,15 @@ class Demo(InFolder):
 class Benchmark(InFolder):
     def figures(self):
         """The figures of which the curves are made."""
-        return {f"{what}.{n}.{who}": 100 + 10 * n for what in ("map", "whole") for n in bench.GROWTH
+        return {f"{what}.{n}.{who}": 100 + 10 * n for what in ("map", "whole") for n in costs.GROWTH
                 for who in ("ours", "vfio")}
 
     def test_rows_have_bars_and_verdicts(self):
         self.record.command = "bench"
         self.step()
-        self.record.rows = [bench.Row("bus address: 1 x 4 KiB, vvram", 5, 10, "vfio-pci", 0.5, most=1.05),
-                            bench.Row("life", 30, 10, "10 alive", 3.0, most=1.2)]
+        self.record.rows = [costs.Row("bus address: 1 x 4 KiB, vvram", 5, 10, "vfio-pci", 0.5,
+                                      most=1.05),
+                            costs.Row("life", 30, 10, "10 alive", 3.0, most=1.2)]
         self.record.figures = {"switch": self.figures()}
         text = self.read(1).text()
         for words in ("Bus address", "1 x 4 KiB, vvram", "0.500 less at most 1.05 ✓ ok", "✗ MISSED",
@@ -413,9 +408,9 @@ class Benchmark(InFolder):
     def test_a_row_leads_to_the_log_of_its_boot(self):
         outcome, other = self.outcome(), self.outcome(name="huge")
         self.step(outcome, other)
-        self.record.rows = [bench.Row("bus address: 1 x 4 KiB, vvram", 5, 10, "vfio-pci", 0.5,
+        self.record.rows = [costs.Row("bus address: 1 x 4 KiB, vvram", 5, 10, "vfio-pci", 0.5,
                                       boot=outcome.boot.name),
-                            bench.Row("life", 30, 10, "10 alive", 3.0)]
+                            costs.Row("life", 30, 10, "10 alive", 3.0)]
         logs = {block.caption: {cell.log for cell in block.rows[0]}
                 for block in content.ratios(self.record) if isinstance(block, content.Table)}
         self.assertEqual(logs, {"Bus address": {outcome.results / "output.log"},
@@ -424,8 +419,8 @@ class Benchmark(InFolder):
     def test_the_better_direction_is_told(self):
         self.record.command = "bench"
         self.step()
-        self.record.rows = [bench.Row("a move", 10, 9, "copy", 0.9, better="more"),
-                            bench.Row("life", 11, 10, "10 alive", 1.1)]
+        self.record.rows = [costs.Row("a move", 10, 9, "copy", 0.9, better="more"),
+                            costs.Row("life", 11, 10, "10 alive", 1.1)]
         text = self.read().text()
         for words in ("what ratio better target", "a move 0.900 more", "life 1.100 less"):
             self.assertIn(words, text)
@@ -437,7 +432,7 @@ class Benchmark(InFolder):
             outcome.boot = dataclasses.replace(outcome.boot, name=name)
         self.step(*outcomes.values())
         first, second, large = [outcome.results for outcome in outcomes.values()]
-        self.record.rows = [bench.Row("bus address: 1 x 4 KiB, vvram", 20, 10, "vfio-pci", 2.0,
+        self.record.rows = [costs.Row("bus address: 1 x 4 KiB, vvram", 20, 10, "vfio-pci", 2.0,
                                       most=1.05, boot="bench-switch-1")]
         found = {"bench-switch-2: the job failed": second / "output.log",
                  "bench-switch-2: kernel log: BUG": second / "kernel.log",
@@ -463,7 +458,7 @@ class Benchmark(InFolder):
         log = Path("switch.log")
         picture, table = content.growth(figures, "bus address", log)
         self.assertEqual({cell.log for row in table.rows for cell in row}, {log})
-        self.assertEqual(picture.svg.count("<circle"), 4 * len(bench.GROWTH))
+        self.assertEqual(picture.svg.count("<circle"), 4 * len(costs.GROWTH))
         self.assertTrue(table.closed)
         del figures["whole.1.vfio"]
         self.assertIsNone(content.growth(figures, "bus address", log))
@@ -522,7 +517,7 @@ class Leave(InFolder):
 
     def test_a_full_disk_does_not_change_the_end(self):
         work = self.work()
-        with mock.patch("cache.write", side_effect=OSError(errno.ENOSPC, "full")):
+        with mock.patch("build.cache.write", side_effect=OSError(errno.ENOSPC, "full")):
             report.leave(work, ("check",))
         self.assertIn("no report", work.console.say.call_args.args[0])
 
@@ -544,16 +539,19 @@ class Parts(InFolder):
             self.step(outcome)
             return [outcome]
 
-        nothing = dict.fromkeys(("unit_tests", "program_tests", "modules", "kunit_together"),
-                                mock.Mock(return_value=[]))
+        nothing = mock.Mock(return_value=[])
         with mock.patch.multiple(
-                check, boot=boots, judge=lambda *_: [Verdict("switch: boot", "pass")],
-                Lists=mock.MagicMock(), migration=lambda *_: Verdict("migration matrix", "pass"),
-                slowest=mock.Mock(), sums=mock.Mock(), **nothing), \
-                mock.patch("refused.run", return_value=[]), \
-                mock.patch("compiled.run", return_value=[]), mock.patch("rdma.report"), \
-                mock.patch("igt.stale", return_value=[]), mock.patch("igt.mended", return_value=[]), \
-                mock.patch("kernellog.stale", return_value=[]):
+                check, boot=boots, migration=lambda *_: Verdict("migration matrix", "pass"),
+                slowest=mock.Mock(), sums=mock.Mock(),
+                **dict.fromkeys(("unit_tests", "program_tests", "modules"), nothing)), \
+                mock.patch.multiple(
+                    guests, judge=lambda *_: [Verdict("switch: boot", "pass")],
+                    Lists=mock.MagicMock(), kunit_together=nothing), \
+                mock.patch("judge.rdma.report"), \
+                mock.patch("commands.refused.run", nothing), \
+                mock.patch("commands.compiled.run", nothing), \
+                mock.patch("judge.igt.stale", nothing), mock.patch("judge.igt.mended", nothing), \
+                mock.patch("judge.kernellog.stale", nothing):
             returned = function(work, mock.MagicMock(), *arguments)
             self.record.end(0)
         [part] = self.record.parts

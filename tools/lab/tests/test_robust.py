@@ -25,20 +25,9 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import cache
-import commands
-import debianroot
-import guestroot
-import host
-import igt
-import kernel
-import plan
-import qemu
-import rdma
-import sandbox
-import source
-import steps
-import topologies
+from boot import guestroot, plan, qemu, topologies
+from build import cache, debianroot, host, kernel, processes, sandbox, source, steps
+from judge import igt, rdma
 from in_caches import InCaches
 
 LAB = Path(__file__).resolve().parents[1]
@@ -53,7 +42,8 @@ from pathlib import Path
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)
 sys.path.insert(0, {lab!r})
-import cache, commands, qemu, sandbox, steps, topologies
+from boot import qemu, topologies
+from build import cache, processes, sandbox, steps
 lab = runpy.run_path({lab!r} + "/__main__.py", run_name="lab")
 SLEEP = ["sh", "-c", 'read -r pid rest </proc/self/stat; echo "$pid" >"$0"; exec sleep 1000']
 
@@ -71,7 +61,7 @@ with work.step("sleep") as step:
 """
 # One that waits for a command that is not on the leash.
 LOOSE = """
-commands.run([*SLEEP, cache.base() / "pid"])
+processes.run([*SLEEP, cache.base() / "pid"])
 """
 # Boots, of which two run and the others wait for their turn.
 BOOTS = """
@@ -81,7 +71,7 @@ class Kernel:
 
 class Machine(qemu.Machine):
     def run(self, boot, cpu):
-        commands.run([*sandbox.contained([*SLEEP, cache.base() / f"pid-{boot.name}"])])
+        processes.run([*sandbox.contained([*SLEEP, cache.base() / f"pid-{boot.name}"])])
 
 os.environ["GUESTS"] = "2"
 boots = [qemu.Boot(str(n), topologies.TOPOLOGIES[0], "igt", 1000) for n in range(4)]
@@ -230,8 +220,8 @@ class Leftovers(InLab):
         self.assertIn("What to do: the hint", report.read_text())
 
     def test_a_command_that_starts_while_the_lab_ends_does_not_stay(self):
-        with mock.patch.object(commands, "_ending", mock.Mock(is_set=lambda: True)):
-            self.assertEqual(commands.run(["sleep", "1000"], lambda it: it.wait(PATIENCE)),
+        with mock.patch.object(processes, "_ending", mock.Mock(is_set=lambda: True)):
+            self.assertEqual(processes.run(["sleep", "1000"], lambda it: it.wait(PATIENCE)),
                              -signal.SIGKILL)
 
     def test_a_terminal_that_takes_nothing_does_not_keep_the_lab(self):
@@ -243,7 +233,7 @@ class Leftovers(InLab):
                 while full.write(bytes(4096)):
                     pass
             os.set_blocking(write, True)
-            child = self.start("commands.LAST_WORDS = 1\n"
+            child = self.start("processes.LAST_WORDS = 1\n"
                                "(cache.base() / 'pid').write_text(f'{os.getpid()}\\n')\n"
                                "work.console.say('x')", stdout=full)
             self.pid()
@@ -268,7 +258,7 @@ class Leftovers(InLab):
     def test_a_command_ends_in_time(self):
         child = self.start("try:\n"
                            "    command = [*SLEEP, cache.base() / 'pid']\n"
-                           "    commands.run(sandbox.contained(command), lambda it: it.wait(5))\n"
+                           "    processes.run(sandbox.contained(command), lambda it: it.wait(5))\n"
                            "except subprocess.TimeoutExpired:\n"
                            "    work.console.say('late')")
         pid = self.pid()
@@ -296,7 +286,7 @@ class Sandboxed(unittest.TestCase):
             built = mock.MagicMock(share=Path(folder), box=sandbox.Sandbox("/root-of-it"), cmdline="")
             boot = dataclasses.replace(plan.test(["vvram_create"], topologies.TOPOLOGIES[0]),
                                        original=True)
-            with mock.patch("commands.run", return_value=0) as run:
+            with mock.patch("build.processes.run", return_value=0) as run:
                 qemu.Machine(built, Path("/image")).run(boot, 0)
         argv = run.call_args_list[0].args[0]
         start = argv.index("timeout")
@@ -361,7 +351,7 @@ class HalfMade(InLab):
     def test_what_is_half_removed_has_no_name(self):
         root = cache.base() / "toolchain-1"
         (root / "usr").mkdir(parents=True)
-        with mock.patch("commands.run", return_value=1), self.assertRaises(steps.LabError):
+        with mock.patch("build.processes.run", return_value=1), self.assertRaises(steps.LabError):
             debianroot.remove(root)
         self.assertFalse(root.exists())
         work = steps.Steps(steps.Console(io.StringIO()), cache.base() / "logs")
@@ -386,11 +376,11 @@ class HalfMade(InLab):
             if len(calls) == 1:
                 raise KeyboardInterrupt
 
-        with mock.patch("debianroot.build", build), mock.patch("steps.Step.run", run):
+        with mock.patch("build.debianroot.build", build), mock.patch("build.steps.Step.run", run):
             with self.assertRaises(KeyboardInterrupt):
                 guestroot.ensure(work, box)
             self.assertFalse(guestroot.path().exists())
-            with mock.patch("debianroot.remove", side_effect=[None, KeyboardInterrupt]), \
+            with mock.patch("build.debianroot.remove", side_effect=[None, KeyboardInterrupt]), \
                     mock.patch("shutil.rmtree"), self.assertRaises(KeyboardInterrupt), \
                     mock.patch("pathlib.Path.mkdir"), mock.patch("pathlib.Path.symlink_to"):
                 guestroot.ensure(work, box)
@@ -609,8 +599,8 @@ class Mirror(InLab):
 
     def setUp(self):
         super().setUp()
-        for patch in (mock.patch("host.PAUSES", (0, 0)),
-                      mock.patch("host.APT_HELPER",
+        for patch in (mock.patch("build.host.PAUSES", (0, 0)),
+                      mock.patch("build.host.APT_HELPER",
                                  [*host.APT_HELPER, "-o", "Acquire::http::Proxy=DIRECT"])):
             patch.start()
             self.addCleanup(patch.stop)
@@ -655,7 +645,7 @@ class Mirror(InLab):
         step = mock.MagicMock()
         step.run.side_effect = KeyboardInterrupt
         with self.assertRaises(KeyboardInterrupt), \
-                mock.patch("host.mirror", return_value="http://a"):
+                mock.patch("build.host.mirror", return_value="http://a"):
             debianroot.build(step, cache.base() / "root", ["suite"], [])
         self.assertIn(f"--aptopt={host.RETRIES}", step.run.call_args.args[0][2].replace("'", ""))
 

@@ -12,15 +12,10 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import cache
-import compiled
-import kernel
-import onebyone
-import pipeline
-import source
-import steps
-import tree
-from steps import LabError
+from boot import pipeline
+from build import cache, kernel, source, steps, tree
+from build.steps import LabError
+from commands import compiled, onebyone
 
 WHO = tree.Author("A. Nother", "a@example.org")
 UPSTREAM = """A list of maintainers.

@@ -11,11 +11,8 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-import commands
-import plan
-import qemu
-import topologies
-import watch
+from boot import plan, qemu, topologies, watch
+from build import processes
 
 PATIENCE = 60
 
@@ -71,13 +68,13 @@ class Watching(unittest.TestCase):
         """The reason why a command in the folder is ended, and the seconds until then."""
         begin = time.monotonic()
         with self.assertRaises(watch.Ended) as caught:
-            commands.run(["sh", "-c", f"cd {self.folder}; {script}"],
-                         watch.Watch(self.folder, limit, silence).wait)
+            processes.run(["sh", "-c", f"cd {self.folder}; {script}"],
+                          watch.Watch(self.folder, limit, silence).wait)
         return str(caught.exception), time.monotonic() - begin
 
     def test_one_that_ends_is_left_alone(self):
         guard = watch.Watch(self.folder, PATIENCE, PATIENCE)
-        self.assertEqual(commands.run(["sh", "-c", "sleep 0.2; exit 3"], guard.wait), 3)
+        self.assertEqual(processes.run(["sh", "-c", "sleep 0.2; exit 3"], guard.wait), 3)
 
     def test_one_without_a_mark_is_ended(self):
         self.assertEqual(self.ended("exec sleep 1000", 1000, 0.4)[0], "left no mark for 0.4 s")
