@@ -127,10 +127,6 @@ mod dma;
 mod edu;
 #[path = "vram/engine.rs"]
 mod engine;
-#[path = "vram/export.rs"]
-mod export;
-#[path = "vram/exported.rs"]
-mod exported;
 #[path = "vram/fence.rs"]
 mod fence;
 #[path = "vram/fixed.rs"]
@@ -151,6 +147,8 @@ mod lru;
 mod mappings;
 #[path = "vram/memory.rs"]
 mod memory;
+#[path = "vram/misuse.rs"]
+mod misuse;
 #[cfg(CONFIG_RUST_DRM_PAGEMAP)]
 #[path = "vram/pagemap.rs"]
 mod pagemap;
@@ -158,6 +156,8 @@ mod pagemap;
 mod pages;
 #[path = "vram/place.rs"]
 mod place;
+#[path = "vram/policy_exec.rs"]
+mod policy_exec;
 #[path = "vram/private.rs"]
 mod private;
 #[path = "vram/query.rs"]

@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::auxiliary::auxiliary_of;
 use crate::compat;
 use crate::debugfs::{self, Counter};
 use crate::map::{Map, PAGE};
 use crate::misc;
 use crate::pci::PciDevice;
-use crate::split::auxiliary_of;
 use crate::syncfile::SyncFile;
 use crate::uapi;
 use crate::uapi::{

@@ -61,6 +61,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::auxiliary;
 use crate::cgroup;
 use crate::debugfs::{self, mounted, Buffer, Counter};
 use crate::drm;
@@ -68,7 +69,6 @@ use crate::mgpu;
 use crate::misc;
 use crate::pci::PciDevice;
 use crate::rebind::module_users;
-use crate::split;
 
 /// How long values may take to be as before.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -486,7 +486,7 @@ impl Watch {
         all.setting(pci.name(), &pci.path(""), "power/control");
         match driver.as_str() {
             drm::DRIVER => self.drm(all, pci.name(), &driver, &pci.path("")),
-            mgpu::DRIVER | split::DRIVER => {
+            mgpu::DRIVER | auxiliary::DRIVER => {
                 // The auxiliary device.
                 let prefix = format!("{driver}.");
                 let below = fs::read_dir(pci.path("")).into_iter().flatten().flatten();
@@ -525,7 +525,7 @@ impl Watch {
         let mut pinned_there = 0;
         // The lists are empty if no device has an object. Only the first look reads them anyway.
         let objects = (Value::TtmObjects, "all devices".to_string());
-        let listed = self.looks == 0 || driver == split::DRIVER || all.0.contains_key(&objects);
+        let listed = self.looks == 0 || driver == auxiliary::DRIVER || all.0.contains_key(&objects);
         if listed {
             all.read(&folder.join("buffers"), |all, text| {
                 pinned_there = count_buffers(all, name, &debugfs::parse(text)?);
@@ -535,7 +535,7 @@ impl Watch {
         all.read(&folder.join("unrevocable"), |all, text| {
             unrevocable(all, name, text)
         });
-        if driver == split::DRIVER {
+        if driver == auxiliary::DRIVER {
             // It has no TTM, and nothing that could be pinned elsewhere.
             all.read(&folder.join("usage"), |all, text| {
                 let used = debugfs::words(text).get("used")?.parse().ok()?;

@@ -11,6 +11,7 @@ mod check;
 
 pub mod asleep;
 #[cfg(target_arch = "x86_64")]
+pub mod auxiliary;
 pub mod badinput;
 pub mod bar_export;
 pub mod cgroup;
@@ -67,7 +68,6 @@ pub mod signals;
 pub mod slab;
 pub mod socket;
 pub mod spent;
-pub mod split;
 pub mod storm;
 pub mod svm;
 pub mod swap;

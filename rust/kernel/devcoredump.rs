@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Dumps of devices that have failed.
+//! Device coredumps, for failed devices.
 //!
-//! Userspace finds a dump in `/sys/class/devcoredump`, reads it, and removes it by a write. A
-//! device has one dump at a time: a dump that is made before the last one was removed is discarded.
-//! A dump is removed automatically after five minutes. It refers to nothing of the driver, which
-//! may be gone when it is read.
+//! Userspace finds a dump in `/sys/class/devcoredump`, reads it and removes it by a write. A device
+//! has one dump at a time. A second dump is discarded if the first one has not been removed. A dump
+//! is removed automatically after five minutes. It refers to nothing of the driver, so it may be
+//! read after the driver is gone.
 //!
-//! Without `CONFIG_DEV_COREDUMP`, which drivers select by `CONFIG_WANT_DEV_COREDUMP`, all dumps are
+//! Drivers select `CONFIG_WANT_DEV_COREDUMP`. Without `CONFIG_DEV_COREDUMP` all dumps are
 //! discarded.
 //!
 //! C header: [`include/linux/devcoredump.h`](srctree/include/linux/devcoredump.h)
@@ -22,7 +22,7 @@ use crate::{
     prelude::*, //
 };
 
-/// A text that grows.
+/// A growing text.
 struct Text(VVec<u8>);
 
 impl Write for Text {
@@ -33,25 +33,25 @@ impl Write for Text {
     }
 }
 
-/// Makes a dump of `dev` with `bytes`. Sleeps.
+/// Creates a dump of `dev` with `bytes`. Sleeps.
 ///
-/// An empty dump is not made. It is not reported if a dump is discarded.
+/// An empty dump is not created. Discarding a dump is not reported.
 pub fn dump(dev: &Device, bytes: VVec<u8>) {
     if bytes.is_empty() {
         return;
     }
     let (data, len, _) = bytes.into_raw_parts();
 
-    // SAFETY: The device is valid. The bytes were allocated by vmalloc(), and are owned by the
-    // function from here on.
+    // SAFETY: The device is valid. The bytes were allocated by vmalloc(). The function owns them
+    // from here on.
     unsafe { bindings::dev_coredumpv(dev.as_raw(), data.cast(), len, GFP_KERNEL.as_raw()) };
 }
 
-/// Makes a dump of `dev` that is a text. Sleeps.
+/// Creates a dump of `dev` from a printed value. Sleeps.
 ///
 /// # Errors
 ///
-/// `ENOMEM` if memory runs out, or if the value returns an error when it is printed.
+/// `ENOMEM` if memory runs out or printing the value fails.
 ///
 /// # Examples
 ///

@@ -2,23 +2,23 @@
 
 //! Reservation objects.
 //!
-//! A [`DmaResv`] is the lock of a buffer that several devices share, and the place where the fences
-//! of the work on that buffer are kept. Holding it is what allows an importer to map a buffer and
-//! an exporter to move it. [`Guard`] is the proof that it is held; the views of
-//! [`dma_buf`](crate::dma_buf), such as a locked attachment, exist only for as long as one does.
+//! A [`DmaResv`] is the lock of a buffer shared by several devices. It keeps the fences of the work
+//! on this buffer. An importer must hold the lock to map the buffer, and an exporter must hold it
+//! to move the buffer. A [`Guard`] is the proof that it is held. The views of
+//! [`dma_buf`](crate::dma_buf), such as a locked attachment, exist only as long as a guard does.
 //!
-//! If other code took the lock, such as the dma-buf core before it calls an exporter, there is no
-//! guard. The operations under the lock are therefore in [`LockedResv`], which can be made from a
-//! guard.
+//! There is no guard if other code took the lock, such as the dma-buf core before it calls an
+//! exporter. The operations under the lock are therefore in [`LockedResv`]. It can be created from
+//! a guard.
 //!
-//! The lock is a wound/wait mutex. This module takes one reservation at a time, without an acquire
-//! context; lockdep reports a task that takes a second one while it holds a [`Guard`].
+//! The lock is a wound/wait mutex. This module takes one reservation at a time without an acquire
+//! context. Lockdep reports a task taking a second one while it holds a [`Guard`].
 //!
 //! # Fences
 //!
-//! Adding a fence cannot fail, because the work that the fence stands for has often begun by then.
-//! Steps that can fail come before: [`LockedResv::reserve_fences`] makes room, and each
-//! [`FenceSlot`] is room for one fence, to be used before the reservation is unlocked.
+//! Adding a fence cannot fail because the work of the fence has often begun by then. Steps that can
+//! fail come before: [`LockedResv::reserve_fences`] makes room. Each [`FenceSlot`] is room for one
+//! fence, to be used before the reservation is unlocked.
 //!
 //! # Examples
 //!
@@ -108,14 +108,13 @@ use core::{
 
 /// The maximal number of slots that can be reserved at once.
 ///
-/// Far more than there are contexts that work on one buffer, and so few that the numbers of the C
-/// side do not overflow.
+/// Far more than the contexts working on one buffer and few enough to keep the numbers of the C
+/// side from overflowing.
 const MAX_SLOTS: u32 = 4096;
 
 /// A class of fences of a reservation.
 ///
-/// The order is that of `enum dma_resv_usage`: asking for one usage means the fences of that usage
-/// and of all that come before it.
+/// The order is that of `enum dma_resv_usage`: a usage includes the fences of all usages before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Usage {
     /// Memory management by the kernel, such as a move of the buffer.
@@ -124,7 +123,7 @@ pub enum Usage {
     Write,
     /// Reads under implicit synchronization.
     Read,
-    /// No implicit synchronization; everything that still touches the memory.
+    /// No implicit synchronization; all other work that still touches the memory.
     Bookkeep,
 }
 
@@ -143,7 +142,7 @@ impl Usage {
 ///
 /// # Invariants
 ///
-/// `inner` is initialized, and stays valid for as long as a reference to `self` exists.
+/// `inner` is initialized and stays valid as long as a reference to `self` exists.
 ///
 /// # Examples
 ///
@@ -175,21 +174,21 @@ pub struct DmaResv {
     inner: Opaque<bindings::dma_resv>,
 }
 
-// SAFETY: A `struct dma_resv` is a lock and what it protects; it may be used from any task.
+// SAFETY: A `struct dma_resv` is a lock with its protected data; it may be used from any task.
 unsafe impl Send for DmaResv {}
 
-// SAFETY: All methods that take `&self` are synchronized by the C side.
+// SAFETY: The C side synchronizes all methods taking `&self`.
 unsafe impl Sync for DmaResv {}
 
 impl DmaResv {
-    /// Makes a reservation, for buffers that share it and do not have their own.
+    /// Creates a reservation for buffers that share it and do not have their own.
     ///
     /// Mirrors `dma_resv_init()`.
     #[inline]
     pub fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             // INVARIANT: Initialized here, and valid until `drop()`.
-            // SAFETY: `slot` is memory for a `struct dma_resv` that does not move.
+            // SAFETY: `slot` is memory for a `struct dma_resv` and does not move.
             inner <- Opaque::ffi_init(|slot| unsafe { bindings::dma_resv_init(slot) }),
         })
     }
@@ -198,10 +197,10 @@ impl DmaResv {
     ///
     /// # Safety
     ///
-    /// `ptr` must point to an initialized `struct dma_resv` that stays valid for `'a`.
+    /// `ptr` must point to an initialized `struct dma_resv` valid for `'a`.
     #[inline]
     pub unsafe fn from_raw<'a>(ptr: *mut bindings::dma_resv) -> &'a Self {
-        // SAFETY: `DmaResv` is a transparent wrapper, and the caller promises validity.
+        // SAFETY: `DmaResv` is a transparent wrapper and the caller promises validity.
         unsafe { &*ptr.cast() }
     }
 
@@ -211,7 +210,7 @@ impl DmaResv {
         self.inner.get()
     }
 
-    /// Locks the reservation, sleeping until it is free.
+    /// Locks the reservation. Sleeps until it is free.
     ///
     /// Mirrors `dma_resv_lock()` without an acquire context.
     #[inline]
@@ -227,7 +226,7 @@ impl DmaResv {
         }
     }
 
-    /// Locks the reservation, or gives up when a signal arrives.
+    /// Locks the reservation or gives up when a signal arrives.
     ///
     /// Mirrors `dma_resv_lock_interruptible()`.
     ///
@@ -265,8 +264,8 @@ impl DmaResv {
         }
     }
 
-    /// Returns whether the lock is held by the task that holds that of `own`, because it took both
-    /// with one acquire context.
+    /// Returns whether the lock and that of `own` are held by the same task with one acquire
+    /// context.
     ///
     /// The lock of `own` must be held by the current task: then the answer does not change until it
     /// unlocks one of them. Mirrors `dma_resv_locking_ctx()`.
@@ -282,7 +281,7 @@ impl DmaResv {
         !own.is_null() && context == own
     }
 
-    /// Waits for the fences of `usage`, with or without the lock.
+    /// Waits for the fences of `usage` with or without the lock held.
     ///
     /// Sleeps. Mirrors `dma_resv_wait_timeout()` without a limit. With `interruptible` a signal
     /// ends the wait.
@@ -295,8 +294,8 @@ impl DmaResv {
             .map(|_| ())
     }
 
-    /// Waits for the fences of `usage`, with or without the lock, for `timeout` at most. Returns
-    /// the rest of the timeout, at least 1.
+    /// Waits for the fences of `usage` with or without the lock held, for `timeout` at most.
+    /// Returns the rest of the timeout, at least 1.
     ///
     /// A timeout of 0 does not wait. A timeout of `MAX_SCHEDULE_TIMEOUT` or more has no end.
     ///
@@ -312,7 +311,7 @@ impl DmaResv {
         interruptible: bool,
         timeout: Jiffies,
     ) -> Result<Jiffies> {
-        // CAST: `MAX_SCHEDULE_TIMEOUT` is `LONG_MAX`, which the type holds.
+        // CAST: `MAX_SCHEDULE_TIMEOUT` is `LONG_MAX` and fits the type.
         let timeout = timeout.min(c_long::MAX as Jiffies);
 
         // SAFETY: By the type invariant the reservation is valid.
@@ -321,8 +320,8 @@ impl DmaResv {
         })
     }
 
-    /// Returns a fence that signals when all fences of `usage` have that are not done, or [`None`] if
-    /// there are none. Needs no lock. The fence must not be added to a reservation.
+    /// Returns a fence that signals once all unsignalled fences of `usage` have signalled, or
+    /// [`None`] if there are none. Needs no lock. The fence must not be added to a reservation.
     ///
     /// May sleep. Mirrors `dma_resv_get_singleton()`.
     ///
@@ -336,7 +335,7 @@ impl DmaResv {
         to_result(unsafe {
             bindings::dma_resv_get_singleton(self.as_raw(), usage.as_raw(), &mut fence)
         })?;
-        // SAFETY: The fence, if there is one, is valid and comes with a reference.
+        // SAFETY: A fence returned here is valid and comes with a reference.
         Ok(NonNull::new(fence).map(|fence| unsafe { ARef::from_raw(fence.cast()) }))
     }
 
@@ -352,7 +351,7 @@ impl DmaResv {
 #[pinned_drop]
 impl PinnedDrop for DmaResv {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: The reservation was initialized in `new()`. No code can use it any more, because
+        // SAFETY: The reservation was initialized in `new()`. No code can use it any more because
         // every user borrows it.
         unsafe { bindings::dma_resv_fini(self.as_raw()) };
     }
@@ -370,7 +369,7 @@ pub struct Guard<'a> {
 }
 
 impl<'a> Guard<'a> {
-    /// Returns the reservation that this guard holds.
+    /// Returns the reservation held by this guard.
     #[inline]
     pub fn resv(&self) -> &'a DmaResv {
         self.resv
@@ -384,11 +383,11 @@ impl<'a> Guard<'a> {
         ptr::eq(self.resv, resv)
     }
 
-    /// Returns the view by which fences are added.
+    /// Returns the view for adding fences.
     #[inline]
     pub fn locked(&mut self) -> LockedResv<'_> {
-        // SAFETY: By the type invariant the lock is held, and it is for as long as `self` is
-        // borrowed. That borrow also keeps every other view of this reservation away.
+        // SAFETY: By the type invariant the lock is held as long as `self` is borrowed. This borrow
+        // also excludes every other view of this reservation.
         unsafe { LockedResv::from_raw(self.resv.as_raw()) }
     }
 }
@@ -401,12 +400,12 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// The view of a reservation that the current task holds.
+/// The view of a reservation held by the current task.
 ///
 /// # Invariants
 ///
 /// - The current task holds the lock of `resv` for `'a`.
-/// - `slots` slots are reserved that neither another view nor a [`FenceSlot`] uses.
+/// - `slots` slots are reserved and used neither by another view nor by a [`FenceSlot`].
 pub struct LockedResv<'a> {
     resv: &'a DmaResv,
     slots: u32,
@@ -414,28 +413,28 @@ pub struct LockedResv<'a> {
 }
 
 impl<'a> LockedResv<'a> {
-    /// Makes a view where the lock was taken by other means than [`DmaResv::lock`].
+    /// Creates a view of a lock taken by other means than [`DmaResv::lock`].
     ///
-    /// This is for the callbacks of C code that holds the lock while it calls.
+    /// This is for callbacks called by C code with the lock held.
     ///
     /// # Safety
     ///
     /// - `ptr` must point to a valid `struct dma_resv` whose lock the current task holds for `'a`.
     /// - During `'a` fences must be added to this reservation by this view only. Other code may add
-    ///   fences while it has the view by mutable reference, if it drops the slots that
-    ///   [`Self::slots`] returns, because it may have used them up.
+    ///   fences while it has the view by mutable reference if it drops the slots returned by
+    ///   [`Self::slots`], because it may have used them up.
     #[inline]
     pub unsafe fn from_raw(ptr: *mut bindings::dma_resv) -> Self {
-        // INVARIANT: The caller promises that the lock is held. No slot is claimed.
+        // INVARIANT: The lock is held as promised by the caller. No slot is claimed.
         Self {
-            // SAFETY: The caller promises that the reservation is valid.
+            // SAFETY: The reservation is valid as promised by the caller.
             resv: unsafe { DmaResv::from_raw(ptr) },
             slots: 0,
             _not_send: NotThreadSafe,
         }
     }
 
-    /// Returns the reservation that is held.
+    /// Returns the held reservation.
     #[inline]
     pub fn resv(&self) -> &'a DmaResv {
         self.resv
@@ -447,7 +446,7 @@ impl<'a> LockedResv<'a> {
         ptr::eq(self.resv, resv)
     }
 
-    /// Returns the fences of `usage`, those that have signalled included.
+    /// Returns the fences of `usage` including signalled ones.
     ///
     /// Mirrors `dma_resv_for_each_fence()`.
     #[inline]
@@ -463,16 +462,16 @@ impl<'a> LockedResv<'a> {
         }
     }
 
-    /// Puts `fence` in the place of each fence of the context `context`, with the usage `usage`.
+    /// Replaces each fence of the context `context` by `fence` with the usage `usage`.
     ///
     /// Mirrors `dma_resv_replace_fences()`.
     ///
     /// # Safety
     ///
-    /// `fence` must not signal before those that it replaces.
+    /// `fence` must not signal before the replaced fences.
     pub(crate) unsafe fn replace_fences(&mut self, context: u64, fence: &Fence, usage: Usage) {
         // SAFETY: By the type invariant the reservation is valid and its lock held. It takes
-        // references of its own. By the safety requirements nobody waits too short.
+        // references of its own. By the safety requirements no wait ends too early.
         unsafe {
             bindings::dma_resv_replace_fences(
                 self.resv.as_raw(),
@@ -483,7 +482,7 @@ impl<'a> LockedResv<'a> {
         };
     }
 
-    /// Makes room for `count` fences, and keeps it for [`Self::slots`].
+    /// Makes room for `count` fences and keeps it for [`Self::slots`].
     pub(crate) fn prepare(&mut self, count: u32) -> Result {
         if count > MAX_SLOTS {
             return Err(EINVAL);
@@ -499,10 +498,10 @@ impl<'a> LockedResv<'a> {
         Ok(())
     }
 
-    /// Makes room for `count` fences. Slots that are not used can be reserved again.
+    /// Makes room for `count` fences. Unused slots can be reserved again.
     ///
-    /// May sleep. Mirrors `dma_resv_reserve_fences()`, which is not called, and so cannot fail, if
-    /// [`Self::slots`] would return as many.
+    /// May sleep. Mirrors `dma_resv_reserve_fences()`. If [`Self::slots`] would return as many, the
+    /// C function is not called, so this cannot fail.
     ///
     /// # Errors
     ///
@@ -521,8 +520,8 @@ impl<'a> LockedResv<'a> {
         })
     }
 
-    /// Returns the slots that were reserved when the view was made, as an execution context does,
-    /// and that have not been taken since.
+    /// Returns the slots reserved when the view was created (as an execution context does) and not
+    /// taken since.
     #[inline]
     pub fn slots(&mut self) -> FenceSlots<'_> {
         // INVARIANT: All slots pass from this view to the new one.
@@ -535,7 +534,7 @@ impl<'a> LockedResv<'a> {
     }
 }
 
-/// An iterator over the fences of a reservation, which is held.
+/// An iterator over the fences of a held reservation.
 pub struct Fences<'a> {
     cursor: bindings::dma_resv_iter,
     started: bool,
@@ -546,7 +545,7 @@ impl<'a> Iterator for Fences<'a> {
     type Item = &'a Fence;
 
     fn next(&mut self) -> Option<&'a Fence> {
-        // SAFETY: The reservation is valid, and its lock is held for `'a`. The functions take no
+        // SAFETY: The reservation is valid and its lock is held for `'a`. The functions take no
         // reference to a fence.
         let fence = unsafe {
             if self.started {
@@ -560,8 +559,8 @@ impl<'a> Iterator for Fences<'a> {
         if fence.is_null() {
             return None;
         }
-        // SAFETY: Fences are removed from a reservation with its lock held only, by a task that
-        // adds a fence; that needs the view, which is borrowed for `'a`.
+        // SAFETY: Fences are only removed from a reservation with its lock held, by a task adding a
+        // fence. This needs the view, and the view is borrowed for `'a`.
         Some(unsafe { Fence::from_raw(fence) })
     }
 }
@@ -569,12 +568,12 @@ impl<'a> Iterator for Fences<'a> {
 /// Room for fences: an iterator over slots.
 ///
 /// It borrows the view that it comes from, so that no slots are reserved twice:
-/// `dma_resv_reserve_fences()` does not add to the slots that were reserved before.
+/// `dma_resv_reserve_fences()` does not add to the slots reserved before.
 ///
 /// # Invariants
 ///
-/// The current task holds the lock of `resv` for `'a`, and `left` slots are reserved that nothing
-/// else uses.
+/// The current task holds the lock of `resv` for `'a`. `left` slots are reserved and not used by
+/// anything else.
 pub struct FenceSlots<'a> {
     resv: &'a DmaResv,
     left: u32,
@@ -609,8 +608,8 @@ impl ExactSizeIterator for FenceSlots<'_> {}
 ///
 /// # Invariants
 ///
-/// The current task holds the lock of `resv` for `'a`, and a slot is reserved that nothing else
-/// uses.
+/// The current task holds the lock of `resv` for `'a`. A slot is reserved and not used by anything
+/// else.
 #[must_use = "no fence is added unless one is given"]
 pub struct FenceSlot<'a> {
     resv: &'a DmaResv,
@@ -618,18 +617,18 @@ pub struct FenceSlot<'a> {
 }
 
 impl FenceSlot<'_> {
-    /// Adds a fence, which uses up the slot.
+    /// Adds a fence and uses up the slot.
     ///
-    /// The fence takes the place of an earlier one of the same context, if that has the same or a
-    /// weaker usage. The code that signals it is in a section of
-    /// [`SignallingSection`](crate::dma_buf::fence::SignallingSection) from here on. Of an
-    /// [`AnyFence`](crate::dma_buf::fence::AnyFence) each part is added, to a slot of its own.
+    /// The fence replaces an earlier one of the same context if that has the same or a weaker
+    /// usage. The code signalling it is in a
+    /// [`SignallingSection`](crate::dma_buf::fence::SignallingSection) from here on. Each part of
+    /// an [`AnyFence`](crate::dma_buf::fence::AnyFence) is added to a slot of its own.
     ///
     /// Does not sleep. Mirrors `dma_resv_add_fence()`.
     #[inline]
     pub fn add_fence(self, fence: &Fence, usage: Usage) {
-        // SAFETY: By the type invariant the reservation is valid, its lock held, and there is room.
-        // The reservation takes a reference of its own.
+        // SAFETY: By the type invariant the reservation is valid, its lock is held and there is
+        // room. The reservation takes a reference of its own.
         unsafe { bindings::dma_resv_add_fence(self.resv.as_raw(), fence.as_raw(), usage.as_raw()) };
     }
 }

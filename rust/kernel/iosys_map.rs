@@ -11,8 +11,8 @@ use crate::{
 
 /// A kernel address together with the kind of memory it points to, `struct iosys_map`.
 ///
-/// It describes where a mapping is; it neither owns nor borrows the mapping. The type that keeps
-/// the mapping alive provides the accesses.
+/// It describes where a mapping is. It neither owns nor borrows the mapping. The owner of the
+/// mapping provides the accesses.
 ///
 /// # Examples
 ///
@@ -30,20 +30,21 @@ use crate::{
 #[repr(transparent)]
 pub struct IosysMap(bindings::iosys_map);
 
-// SAFETY: An address may be sent to any task; this type has no methods that access it.
+// SAFETY: An address may be sent to any task. No method of this type accesses it.
 unsafe impl Send for IosysMap {}
 
 // SAFETY: As for `Send`.
 unsafe impl Sync for IosysMap {}
 
 impl IosysMap {
-    /// Names the I/O memory at `addr`, as `iosys_map_set_vaddr_iomem()` does.
+    /// Names the I/O memory at `addr` as `iosys_map_set_vaddr_iomem()` does.
     ///
     /// # Safety
     ///
-    /// `addr` must be I/O memory of the kernel that stays mapped for as long as the value may be
-    /// used to access it: until it is dropped for that of a
-    /// [`KernelMapping`](crate::dma_buf::exporter::KernelMapping).
+    /// `addr` must be I/O memory of the kernel. It must stay mapped for as long as the value may be
+    /// used to access it. For the value of a
+    /// [`KernelMapping`](crate::dma_buf::exporter::KernelMapping) this is until the mapping is
+    /// dropped.
     #[inline]
     pub unsafe fn from_iomem(addr: *mut c_void) -> Self {
         Self(bindings::iosys_map {
@@ -52,11 +53,11 @@ impl IosysMap {
         })
     }
 
-    /// Names the system memory at `addr`, as `iosys_map_set_vaddr()` does.
+    /// Names the system memory at `addr` as `iosys_map_set_vaddr()` does.
     ///
     /// # Safety
     ///
-    /// As for [`Self::from_iomem`], with system memory.
+    /// As for [`Self::from_iomem`] with system memory.
     #[inline]
     pub unsafe fn from_sysmem(addr: *mut c_void) -> Self {
         Self(bindings::iosys_map {
@@ -71,10 +72,10 @@ impl IosysMap {
         self.0.is_iomem
     }
 
-    /// Returns the address, to be used as [`Self::is_iomem`] says.
+    /// Returns the address. [`Self::is_iomem`] says how to access it.
     #[inline]
     pub fn addr(&self) -> *mut c_void {
-        // SAFETY: Both members of the union are pointers, and one of them is always set.
+        // SAFETY: Both members of the union are pointers and one of them is always set.
         unsafe { self.0.__bindgen_anon_1.vaddr }
     }
 
@@ -88,7 +89,7 @@ impl IosysMap {
     ///
     /// # Safety
     ///
-    /// As for [`Self::from_iomem`], with the memory that `raw` names.
+    /// As for [`Self::from_iomem`] with the memory named by `raw`.
     #[inline]
     pub(crate) unsafe fn from_raw(raw: bindings::iosys_map) -> Self {
         Self(raw)

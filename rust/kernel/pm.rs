@@ -2,15 +2,15 @@
 
 //! Runtime power management.
 //!
-//! A device that is not used may be suspended: its registers and memory are out of reach until a
-//! user resumes it. [`RuntimeGuard`] is the guard of a user.
+//! An unused device may be suspended: its registers and memory are out of reach until a user
+//! resumes it. [`RuntimeGuard`] is the guard of a user.
 //!
 //! # Locking
 //!
-//! To resume a device is to wait for callbacks of its driver, even for one that is suspending it at
-//! this time. So no lock may be held that these callbacks take: lockdep sees the wait as a lock,
-//! `pm::callbacks`, which the callbacks hold. A task that holds such a lock can still check whether
-//! the device is active, [`RuntimeGuard::if_active`].
+//! Resuming a device waits for callbacks of its driver, even for a callback just suspending it. So
+//! no lock taken by these callbacks may be held. Lockdep sees the wait as a lock, `pm::callbacks`,
+//! held by the callbacks. A task holding such a lock can still check whether the device is active
+//! by [`RuntimeGuard::if_active`].
 //!
 //! C header: [`include/linux/pm_runtime.h`](srctree/include/linux/pm_runtime.h)
 
@@ -29,7 +29,7 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// The callbacks that suspend and resume devices, as a lock that lockdep knows.
+/// The callbacks suspending and resuming devices as a lock known to lockdep.
 #[cfg(CONFIG_LOCKDEP)]
 mod callbacks {
     use crate::{
@@ -72,7 +72,7 @@ mod callbacks {
     }
 }
 
-/// Calls `f`, which suspends or resumes a device.
+/// Calls `f` to suspend or resume a device.
 pub(crate) fn in_callback<R>(f: impl FnOnce() -> R) -> R {
     #[cfg(CONFIG_LOCKDEP)]
     let _held = callbacks::Held::new();
@@ -82,8 +82,8 @@ pub(crate) fn in_callback<R>(f: impl FnOnce() -> R) -> R {
 
 /// Returns whether the driver of a device is being asked to suspend it.
 ///
-/// A caller that holds something that the driver needs to suspend the device knows that the device
-/// works until the caller releases it.
+/// For a caller holding something needed by the driver to suspend the device: then the device works
+/// until the caller releases it.
 pub(crate) fn is_suspending(dev: &Device) -> bool {
     // The PM core does not leave this state before the driver has answered.
     status(dev) == bindings::rpm_status_RPM_SUSPENDING
@@ -91,14 +91,14 @@ pub(crate) fn is_suspending(dev: &Device) -> bool {
 
 /// Returns whether a device is suspended.
 ///
-/// For callers that hold something that the driver needs before it lets the device be suspended. A
-/// device that is about to be suspended counts as not suspended.
+/// For callers holding something needed by the driver before it lets the device be suspended. A
+/// device about to be suspended counts as not suspended.
 pub(crate) fn is_suspended(dev: &Device) -> bool {
     // The PM core does not enter this state before the driver has answered.
     status(dev) == bindings::rpm_status_RPM_SUSPENDED
 }
 
-/// Returns the state of a device, which the PM core changes at any time.
+/// Returns the state of a device. The PM core changes it at any time.
 fn status(dev: &Device) -> bindings::rpm_status {
     #[cfg(CONFIG_PM)]
     // SAFETY: The device is valid.
@@ -112,26 +112,26 @@ fn status(dev: &Device) -> bindings::rpm_status {
     ret
 }
 
-/// When the use of a device was recorded last, see [`Self::note`].
+/// When the use of a device was recorded last: see [`Self::note`].
 pub(crate) struct LastUse {
     /// In ticks of the timer.
     at: Atomic<usize>,
 }
 
 impl LastUse {
-    /// Makes the value, with no use recorded.
+    /// Creates the value without a recorded use.
     pub(crate) const fn new() -> Self {
         // In tick 0 the first use is not recorded, as if it were the second one in the tick.
         Self { at: Atomic::new(0) }
     }
 
-    /// Records that a device is used, so that it is not suspended before the delay that its driver
-    /// has set. Returns false if the device is suspended.
+    /// Records a use of a device, so that it is not suspended before the delay set by its driver.
+    /// Returns false if the device is suspended.
     ///
-    /// The state of the device is checked in each call, but the time is recorded once in each tick
+    /// The state of the device is checked in each call. The time is only recorded once in each tick
     /// of the timer, because reading the clock is a large part of the cost of mapping a buffer
-    /// again. So the delay may begin a tick too early; it is a number of milliseconds, of which a
-    /// tick has 1 to 10. All calls for one `self` are for the same device.
+    /// again. So the delay may begin a tick too early. It is a number of milliseconds and a tick
+    /// has 1 to 10 of them. All calls for one `self` are for the same device.
     ///
     /// For the same callers as [`is_suspended`]. Mirrors `pm_runtime_mark_last_busy()`.
     pub(crate) fn note(&self, dev: &Device) -> bool {
@@ -139,10 +139,10 @@ impl LastUse {
             return false;
         }
 
-        // SAFETY: The timer's interrupt changes the number, which is read at once.
+        // SAFETY: The timer's interrupt changes the number. It is read at once.
         let now = unsafe { (&raw const bindings::jiffies).read_volatile() };
 
-        // Two callers that record the same tick do no harm.
+        // Two callers recording the same tick do no harm.
         if self.at.load(Relaxed) != now {
             self.at.store(now, Relaxed);
             // SAFETY: The device is valid.
@@ -154,8 +154,8 @@ impl LastUse {
 
 /// A runtime PM guard: keeps a device active until it is dropped.
 ///
-/// Afterwards the device stays active for the delay that its driver has set, so that a device which
-/// is used often is not suspended in between. A device that is active need not have a driver.
+/// Afterwards the device stays active for the delay set by its driver. So a device used often is
+/// not suspended in between. An active device need not have a driver.
 ///
 /// # Invariants
 ///
@@ -181,10 +181,10 @@ pub struct RuntimeGuard {
 }
 
 impl RuntimeGuard {
-    /// Resumes a device, if it is suspended, and keeps it active.
+    /// Resumes a device if it is suspended and keeps it active.
     ///
-    /// Sleeps, and waits for callbacks of the driver that suspend or resume the device: these must
-    /// not need anything that the caller holds. Mirrors `pm_runtime_resume_and_get()`.
+    /// Sleeps and waits for callbacks of the driver suspending or resuming the device. These must
+    /// not need anything held by the caller. Mirrors `pm_runtime_resume_and_get()`.
     ///
     /// # Errors
     ///
@@ -192,7 +192,7 @@ impl RuntimeGuard {
     /// - The error of the driver if it cannot resume the device.
     pub fn new(dev: &Device) -> Result<Self> {
         in_callback(|| ());
-        // As a rule the device is active, and then this takes half as long.
+        // As a rule the device is active and then this takes half as long.
         if let Some(runtime_guard) = Self::if_active(dev) {
             return Ok(runtime_guard);
         }
@@ -203,9 +203,9 @@ impl RuntimeGuard {
         Ok(Self { dev: dev.into() })
     }
 
-    /// Keeps a device active if it is active. Returns [`None`] if it is suspended, or about to be.
+    /// Keeps a device active if it is active. Returns [`None`] if it is suspended or about to be.
     ///
-    /// For callers that hold something that the callbacks of the driver need. Mirrors
+    /// For callers holding something needed by the callbacks of the driver. Mirrors
     /// `pm_runtime_get_if_active()`.
     pub fn if_active(dev: &Device) -> Option<Self> {
         #[cfg(CONFIG_PM)]
@@ -214,12 +214,12 @@ impl RuntimeGuard {
             return None;
         }
 
-        // INVARIANT: A user was counted. Without `CONFIG_PM` no user is counted, and no device
+        // INVARIANT: A user was counted. Without `CONFIG_PM` no user is counted and no device
         // suspended.
         Some(Self { dev: dev.into() })
     }
 
-    /// Requests that a device is resumed, and does not wait. Mirrors `pm_request_resume()`.
+    /// Requests the resume of a device without waiting. Mirrors `pm_request_resume()`.
     pub fn request(dev: &Device) {
         // SAFETY: The device is valid.
         unsafe { bindings::__pm_runtime_resume(dev.as_raw(), bindings::RPM_ASYNC as c_int) };
@@ -230,11 +230,11 @@ impl RuntimeGuard {
         core::mem::forget(self);
     }
 
-    /// Returns a guard that was forgotten.
+    /// Returns a forgotten guard.
     ///
     /// # Safety
     ///
-    /// [`Self::forget`] must have been called for `dev`, and not have been undone.
+    /// [`Self::forget`] must have been called for `dev` and not have been undone.
     pub(crate) unsafe fn from_forgotten(dev: &Device) -> Self {
         // INVARIANT: The user was counted and forgotten, and so was a reference.
         Self {
@@ -247,8 +247,7 @@ impl RuntimeGuard {
 impl Drop for RuntimeGuard {
     fn drop(&mut self) {
         // A failure to suspend the device now is no error of the caller.
-        // SAFETY: The device is valid, and by the type invariant the value owns the count that is
-        // put.
+        // SAFETY: The device is valid. By the type invariant the value owns the count put here.
         unsafe { bindings::pm_runtime_put_autosuspend(self.dev.as_raw()) };
     }
 }

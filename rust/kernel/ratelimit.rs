@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Limits of how often an action is done that others can cause as often as they like, such as a
-//! line in the log.
+//! Rate limits for actions that others can cause as often as they like, such as a line in the log.
 //!
 //! C header: [`include/linux/ratelimit.h`](srctree/include/linux/ratelimit.h)
 
@@ -33,14 +32,14 @@ pub struct RateLimit {
     state: Opaque<bindings::ratelimit_state>,
 }
 
-// SAFETY: The state has a lock of its own, which any task may take.
+// SAFETY: The state has a lock of its own. Any task may take it.
 unsafe impl Send for RateLimit {}
 
 // SAFETY: As for `Send`.
 unsafe impl Sync for RateLimit {}
 
 impl RateLimit {
-    /// Makes a limit. The name is for the line in the log that says how many calls were suppressed.
+    /// Creates a limit. The name is for the line in the log about the number of suppressed calls.
     pub fn new(name: &'static CStr) -> impl PinInit<Self> {
         pin_init!(Self {
             name,
@@ -53,7 +52,7 @@ impl RateLimit {
 
     /// Returns whether the limit allows the action once more. May be called in any context.
     pub fn allows(&self) -> bool {
-        // SAFETY: The state was initialized, and the name ends with a NUL.
+        // SAFETY: The state was initialized and the name ends with a NUL.
         unsafe { bindings::___ratelimit(self.state.get(), self.name.as_char_ptr()) != 0 }
     }
 }

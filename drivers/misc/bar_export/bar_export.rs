@@ -2,8 +2,8 @@
 
 //! Ranges of the BARs of any PCI device as dma-bufs.
 //!
-//! The smallest exporter of peer-to-peer memory: the memory never moves and has no copy elsewhere.
-//! The driver is bound by `driver_override`, or by an ID that is written to `new_id`.
+//! This is the smallest exporter of peer-to-peer memory: the memory never moves and has no copy
+//! elsewhere. The driver is bound by `driver_override` or by an ID written to `new_id`.
 
 use kernel::{
     device,
@@ -41,19 +41,19 @@ use kernel::{
 
 type Device = pci::Device<device::Bound>;
 
-/// The memory BARs of a device, by their numbers; [`None`] for an I/O port BAR, and for no BAR.
+/// The memory BARs of a device by their numbers. An I/O port BAR or an absent BAR is [`None`].
 type Bars<'a> = [Option<Provider<'a>>; 6];
 
 fn provider<'a>(bars: &Bars<'a>, bar: usize) -> Result<Provider<'a>> {
     bars.get(bar).copied().flatten().ok_or(EINVAL)
 }
 
-/// How many ranges are copied from userspace at once.
+/// The number of ranges to copy from userspace at once.
 const BATCH: usize = 16;
-/// The most ranges that memory is reserved for before they are read.
+/// The maximum number of ranges to reserve memory for before they are read.
 const ROOM: usize = 4096;
 
-/// Ranges of a BAR that are exported.
+/// Exported ranges of a BAR.
 struct Ranges {
     bar: usize,
     list: Arc<mapping::RangeList>,
@@ -166,7 +166,7 @@ impl pci::Driver for BarExport {
 
     const HANDLES_RESET: bool = true;
 
-    // What the memory behind a BAR has, and what restores it, is not known.
+    // The content of the memory behind a BAR and the way to restore it are unknown.
     const SLEEP: pci::Sleep = pci::Sleep::Refused;
 
     fn probe<'bound>(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The user of a buffer: the device, with an attachment and its transfers, or the CPU in its place.
+//! The user of a buffer: the device with an attachment and its transfers, or the CPU in its place.
 
 use kernel::{
     device::{
@@ -34,7 +34,7 @@ use crate::{
 /// The user of a buffer.
 pub(crate) enum Client {
     Device {
-        /// Dropped first, so that a transfer ends before the device is detached.
+        /// Dropped first, so a transfer ends before the device is detached.
         jobs: Jobs,
         attached: Arc<Attached>,
     },
@@ -42,7 +42,7 @@ pub(crate) enum Client {
 }
 
 impl Client {
-    /// Lets `dev`, or the CPU, access `buf`.
+    /// Lets `dev` or the CPU access `buf`.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for the CPU, which has none.
+    /// `EINVAL` for the CPU because it has none.
     pub(crate) fn attached(&self) -> Result<&Attached> {
         match self {
             Self::Device { attached, .. } => Ok(attached),
@@ -85,7 +85,7 @@ impl Client {
         }
     }
 
-    /// The counters of the attachment, or of the mapping of the CPU.
+    /// The counters of the attachment or of the mapping of the CPU.
     pub(crate) fn counters(&self) -> &Counters {
         match self {
             Self::Device { attached, .. } => attached.counters(),
@@ -139,14 +139,14 @@ impl Client {
         self.attached()?.unpin()
     }
 
-    /// Moves the start of `bytes` to `offset` of the buffer, and returns how many bytes were moved.
+    /// Moves the start of `bytes` to `offset` of the buffer and returns the number of bytes moved.
     pub(crate) fn write(&mut self, edu: &Edu, offset: u64, bytes: &[u8]) -> Result<u64> {
         // CAST: `usize` fits 64 bits.
         let len = bytes.len() as u64;
 
         match self {
             Self::Device { attached, .. } => {
-                // Only the second step accesses the buffer, so first only that step takes the
+                // Only the second step accesses the buffer. So first only this step takes the
                 // reservation. If the buffer is busy or moves then, do all steps with it held.
                 {
                     attached.map(edu)?;
@@ -168,8 +168,8 @@ impl Client {
         }
     }
 
-    /// Moves bytes at `offset` of the buffer to the start of `bytes`, and returns how many bytes
-    /// were moved.
+    /// Moves bytes at `offset` of the buffer to the start of `bytes` and returns the number of
+    /// bytes moved.
     pub(crate) fn read(&mut self, edu: &Edu, offset: u64, bytes: &mut [u8]) -> Result<u64> {
         // CAST: `usize` fits 64 bits.
         let len = bytes.len() as u64;
@@ -202,7 +202,7 @@ impl Client {
         }
     }
 
-    /// Starts a transfer that goes on after the call, see [`Jobs::submit`].
+    /// Starts an asynchronous transfer, see [`Jobs::submit`].
     ///
     /// # Errors
     ///

@@ -76,8 +76,8 @@ impl Cpu {
         self.map.take().map(drop).ok_or(EINVAL)
     }
 
-    /// Maps the buffer if it is not mapped, and calls `f` with the mapping, between the begin and
-    /// the end of CPU access.
+    /// Maps the buffer if it is not mapped. Calls `f` with the mapping between the begin and the
+    /// end of CPU access.
     fn access(&mut self, dir: DataDirection, f: impl FnOnce(&VMap) -> Result) -> Result {
         let buf = self.buf.clone();
         let map = self.map()?;

@@ -2,18 +2,18 @@
 
 //! The registers and the DMA engines of `edu`.
 //!
-//! The device has an internal buffer of 4 KiB. Its DMA engine moves bytes between that buffer and
-//! memory, in either direction. The CPU cannot access the internal buffer: bytes from the CPU or
-//! for it take a second transfer, through a bounce buffer in system memory.
+//! The device has an internal buffer of 4 KiB. Its DMA engine moves bytes between this buffer and
+//! memory in either direction. The CPU cannot access the internal buffer, so bytes from or for the
+//! CPU take a second transfer through a bounce buffer in system memory.
 //!
-//! QEMU's device takes 100 ms for a transfer. Others with the same interface take as long as it
-//! takes, and have several engines, which are channels with an internal buffer each. The driver
-//! polls a register and uses no interrupt: it would have to read the register in any case, because
-//! on PCI only the answer to a read proves that the writes of the device have arrived. An interrupt
-//! may overtake writes to another device.
+//! QEMU's device takes 100 ms for a transfer. Others with the same interface take as long as they
+//! need. They may have several engines, which are channels with an internal buffer each. The driver
+//! polls a register and uses no interrupt. It would have to read the register in any case: on PCI
+//! only the answer to a read proves that the writes of the device have arrived. An interrupt may
+//! overtake writes to another device.
 //!
-//! The engine does not report whether its reads and writes arrived. So that bytes left in the
-//! internal buffer cannot be mistaken for bytes that were read, the driver overwrites the internal
+//! The engine does not report whether its reads and writes arrived. Bytes left in the internal
+//! buffer must not be mistaken for bytes that were read, so the driver overwrites the internal
 //! buffer before each read ([`Engine::scrub`]).
 
 use kernel::{
@@ -67,32 +67,32 @@ mod regs {
             7:0 magic;
         }
 
-        /// Reads as the complement of the value that was written last.
+        /// Reads as the complement of the value written last.
         pub(super) LIVENESS(u32) @ 0x04 {
             31:0 value;
         }
 
         // The registers from here on are 64 bits wide. A BAR is only known to be aligned to 4 bytes
-        // at build time, which is why their accesses are checked at run time.
+        // at build time, so their accesses are checked at run time.
 
-        /// The address that an engine reads from.
+        /// The source address of an engine.
         pub(super) DMA_SOURCE(u64)[4, stride = 0x20] @ 0x80 {
             63:0 address;
         }
 
-        /// The address that an engine writes to.
+        /// The destination address of an engine.
         pub(super) DMA_DESTINATION(u64)[4, stride = 0x20] @ 0x88 {
             63:0 address;
         }
 
-        /// How many bytes an engine moves.
+        /// The number of bytes to move.
         pub(super) DMA_COUNT(u64)[4, stride = 0x20] @ 0x90 {
             63:0 bytes;
         }
 
-        /// Starts an engine, and returns whether it runs.
+        /// Starts an engine. Reads return whether it runs.
         pub(super) DMA_COMMAND(u64)[4, stride = 0x20] @ 0x98 {
-            /// Set to start; the device clears it when it is done.
+            /// Set to start. The device clears it when it is done.
             0:0 run => bool;
             /// From the internal buffer to memory instead of the other way.
             1:1 to_memory => bool;
@@ -100,8 +100,7 @@ mod regs {
             3:3 stop => bool;
         }
 
-        /// Says how many engines there are. QEMU's device has no such register, which reads as
-        /// ones.
+        /// Shows the number of engines. QEMU's device has no such register: it reads as ones.
         pub(super) EXTENSION(u64) @ 0x1000 {
             39:32 engines;
             31:0 magic;
@@ -117,29 +116,29 @@ mod regs {
     /// The value of the field `magic` of the identification.
     pub(super) const MAGIC: u8 = 0xed;
 
-    /// Where the first engine finds its internal buffer. The others follow.
+    /// The address of the internal buffer of the first engine. The others follow.
     const INTERNAL: u64 = 0x40000;
 
-    /// Where an engine finds its internal buffer.
+    /// Returns the address of the internal buffer of an engine.
     pub(super) fn internal(engine: usize) -> u64 {
         // CAST: `usize` fits 64 bits. OVERFLOW: There are at most `ENGINES`.
         INTERNAL + (engine * super::PIECE) as u64
     }
 
-    /// The size of the part of the BAR that is in use.
+    /// The size of the used part of the BAR.
     pub(super) const END: usize = 0x1008;
 }
 
-/// The size of the internal buffer, and so the most that one transfer moves, in bytes.
+/// The size of the internal buffer in bytes. One transfer moves at most as many.
 pub(crate) const PIECE: usize = 4096;
 
-/// How long a transfer takes at most, many times the 100 ms of QEMU's device.
+/// The maximum time of a transfer, many times the 100 ms of QEMU's device.
 const TIMEOUT: Delta = Delta::from_secs(2);
 
-/// How long a transfer takes QEMU's device, which is not polled before.
+/// The time of a transfer of QEMU's device. This device is not polled before.
 const NOMINAL: Delta = Delta::from_millis(100);
 
-/// How long to sleep after the first poll of another device. Each sleep is longer than the one
+/// The time to sleep after the first poll of another device. Each sleep is longer than the one
 /// before, up to [`LONGEST`].
 const SHORTEST: Delta = Delta::from_micros(20);
 const LONGEST: Delta = Delta::from_millis(2);
@@ -157,24 +156,24 @@ pub(crate) struct Edu {
     bounces: KVec<Segment>,
     /// One for each engine. A task takes one at a time.
     engines: KVec<Pin<KBox<Mutex<Option<State>>>>>,
-    /// The engine that the next task waits for, if all are in use.
+    /// The engine that the next task waits for if all are in use.
     next: Atomic<usize>,
     master: BusMaster,
-    /// The device is no bus master any more, because an engine does not stop.
+    /// The device is no bus master any more because an engine does not stop.
     is_cut_off: Atomic<bool>,
 }
 
 /// The buffers of the task that holds an engine.
 struct State {
     bounce: Coherent<[u8]>,
-    /// The bytes that are copied to or from the bounce buffer.
+    /// The bytes copied to or from the bounce buffer.
     scratch: KBox<[u8; PIECE]>,
-    /// The value that the internal buffer was last filled with.
+    /// The last fill value of the internal buffer.
     scrub: u8,
 }
 
 impl Edu {
-    /// Checks that `pdev` is an `edu` device, and prepares its engine.
+    /// Checks that `pdev` is an `edu` device and prepares its engines.
     ///
     /// # Errors
     ///
@@ -281,7 +280,7 @@ impl Edu {
 
     /// Fails with `ENODEV` if the driver is not bound any more.
     ///
-    /// Without the lock of the PCI device held a success is only a hint, because the driver may be
+    /// Without the lock of the PCI device held, a success is only a hint because the driver may be
     /// unbound at any time.
     pub(crate) fn check_bound(&self) -> Result {
         self.bar.try_access().map(|_| ()).ok_or(ENODEV)
@@ -318,7 +317,7 @@ impl Edu {
         })
     }
 
-    /// Waits for the transfers in progress, and frees the memory that must not outlive the binding
+    /// Waits for the transfers in progress and frees the memory that must not outlive the binding
     /// of the driver.
     pub(crate) fn revoke(&self) {
         let mut states = [const { None }; regs::ENGINES];
@@ -327,7 +326,7 @@ impl Edu {
             *state = engine.lock().take();
         }
         self.master.end();
-        // This frees DMA memory, for which no lock must be held.
+        // This frees DMA memory, so no lock must be held.
         drop(states);
     }
 
@@ -343,17 +342,17 @@ impl Edu {
     /// transfers have arrived.
     fn is_running(&self, engine: usize) -> Result<bool> {
         let command = regs::DMA_COMMAND::try_at(engine).ok_or(EINVAL)?;
-        // The guard is an RCU reader; nothing may sleep while it is held.
+        // The guard is an RCU reader. Nothing may sleep while it is held.
         let bar = self.bar.try_access().ok_or(ENODEV)?;
 
         Ok(bar.try_read(command)?.run())
     }
 
-    /// Makes an engine move `count` bytes, and waits until it has finished.
+    /// Makes an engine move `count` bytes and waits until it has finished.
     ///
-    /// An engine that does not finish is stopped. If one does not even stop, such as that of QEMU's
-    /// device, the device ceases to be a bus master, because the memory of the transfer has other
-    /// users afterwards.
+    /// An engine that does not finish is stopped. If it does not even stop, like QEMU's device, the
+    /// device ceases to be a bus master. This is necessary because the memory of the transfer has
+    /// other users afterwards.
     ///
     /// # Errors
     ///
@@ -401,11 +400,11 @@ impl Edu {
             LONGEST
         };
         loop {
-            // Before the poll, so that a task that was not scheduled for long looks once more.
+            // Before the poll, so a task that was not scheduled for long polls once more.
             let is_late = begin.elapsed() > TIMEOUT;
 
             if !self.is_running(engine)? {
-                // Another engine may have caused that meanwhile.
+                // Another engine may have cut the device off meanwhile.
                 return self.check_not_cut_off();
             }
             if is_late {
@@ -426,7 +425,7 @@ impl Edu {
         Err(ETIMEDOUT)
     }
 
-    /// Ends the transfer of an engine, which accesses no memory any more then.
+    /// Ends the transfer of an engine. The engine then accesses no memory any more.
     fn stop(&self, engine: usize) {
         let stopped = || -> Result {
             let bar = self.bar.try_access().ok_or(ENODEV)?;
@@ -458,10 +457,10 @@ impl Edu {
     }
 }
 
-/// An engine, locked.
+/// A locked engine.
 ///
 /// One piece of a transfer takes two or three steps. The lock is held from the first to the last,
-/// so that no other user changes the internal buffer in between.
+/// so no other user changes the internal buffer in between.
 pub(crate) struct Engine<'a> {
     edu: &'a Edu,
     number: usize,
@@ -473,8 +472,8 @@ impl Engine<'_> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if it does not fit there, or is more than [`PIECE`].
-    /// - `ETIMEDOUT` if the device does not finish, `EIO` if it is no bus master any more.
+    /// - `EINVAL` if it does not fit there or is more than [`PIECE`].
+    /// - `ETIMEDOUT` if the device does not finish. `EIO` if it is no bus master any more.
     /// - `ENODEV` if the driver is not bound any more.
     pub(crate) fn put(&mut self, to: Segment, data: &[u8]) -> Result {
         self.load(data)?;
@@ -556,9 +555,8 @@ impl Engine<'_> {
 
     /// Fills the internal buffer and the bounce buffer with a value that is no data of a transfer.
     ///
-    /// Otherwise, after a read that did not arrive, the internal buffer would still have the bytes
-    /// of the transfer before. These may be the bytes that the caller wrote and now expects to read
-    /// back.
+    /// Otherwise a read that did not arrive would leave the bytes of the transfer before in the
+    /// internal buffer. These may be the bytes that the caller wrote and now expects to read back.
     pub(crate) fn scrub(&mut self) -> Result {
         let state = (*self.state).as_mut().ok_or(ENODEV)?;
 
@@ -569,8 +567,8 @@ impl Engine<'_> {
         self.run(self.bounce()?, regs::internal(self.number), PIECE, false)
     }
 
-    /// Returns the size of a transfer, checked against the internal buffer, which the device does
-    /// not do.
+    /// Returns the size of a transfer after a check against the internal buffer. The device does
+    /// not check it.
     fn count(memory: Segment) -> Result<usize> {
         usize::try_from(memory.length)
             .ok()

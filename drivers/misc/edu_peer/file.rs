@@ -112,12 +112,12 @@ impl MiscDevice for PeerFile {
 }
 
 impl PeerFile {
-    /// Calls `f` with the device, which stays bound to this driver meanwhile.
+    /// Calls `f` with the device. It stays bound to this driver meanwhile.
     ///
     /// # Errors
     ///
     /// - `ENODEV` if the device is not bound any more.
-    /// - Those of [`Device::with_bound`], and what `f` returns.
+    /// - The errors of [`Device::with_bound`] and of `f`.
     fn with_bound<R>(&self, f: impl FnOnce(&Device<Bound>) -> Result<R>) -> Result<R> {
         let dev: &Device = self.edu.pdev().as_ref();
 
@@ -140,11 +140,11 @@ impl PeerFile {
         f((*self.client.lock()).as_mut().ok_or(EINVAL)?)
     }
 
-    /// As [`Self::with_client`], but not while a transfer of [`Self::submit`] is under way.
+    /// Like [`Self::with_client`] but not while a transfer of [`Self::submit`] is under way.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if there is one, and those of [`Self::with_client`].
+    /// `EBUSY` if there is one. The errors of [`Self::with_client`].
     fn with_idle<R>(&self, f: impl FnOnce(&mut Client) -> Result<R>) -> Result<R> {
         self.with_client(|client| {
             if client.is_busy() {
@@ -182,7 +182,7 @@ impl PeerFile {
 
         let client = self.with_bound(|dev| Client::new(mode, buf, dev))?;
 
-        // Before the attachment is stored, so that there is none if the result cannot be written.
+        // Before the attachment is stored, so there is none if the result cannot be written.
         let mut writer = writer::<uapi::edu_peer_attach>(arg);
         writer.write(&request.fd)?;
         writer.write(&request.mode)?;
@@ -376,14 +376,14 @@ impl PeerFile {
 
 /// The outcome of a transfer.
 struct Moved {
-    /// How many bytes were moved, also in case of an error.
+    /// The number of bytes moved, also after an error.
     bytes: u64,
     result: Result,
 }
 
 impl Moved {
-    /// Moves the bytes of a request whose range was checked, in pieces. `piece` moves bytes between
-    /// an offset and the start of the slice that it gets, and returns how many bytes it has moved.
+    /// Moves the bytes of a request with a checked range in pieces. `piece` moves bytes between an
+    /// offset and the start of its slice and returns the number of bytes moved.
     fn by(
         request: &uapi::edu_peer_transfer,
         write: bool,
@@ -391,7 +391,7 @@ impl Moved {
     ) -> Self {
         let mut bytes = 0;
         let result = Self::pieces(request, write, piece, &mut bytes)
-            // A restart of the call would use the length that is written back.
+            // A restart of the call would use the length written back.
             .map_err(|e| if e == ERESTARTSYS { EINTR } else { e });
 
         Self { bytes, result }
@@ -435,7 +435,7 @@ impl Moved {
         Ok(())
     }
 
-    /// Writes the number of bytes back, also in case of an error, and returns the result.
+    /// Writes the number of bytes back, also after an error, and returns the result.
     fn answer(self, arg: UserPtr, mut request: uapi::edu_peer_transfer) -> Result {
         request.length = self.bytes;
 
@@ -488,7 +488,7 @@ impl PeerFile {
         self.edu.check_bound()?;
 
         let memory = self.memory.lock().take();
-        // Waits for the piece that is being moved, so the lock is not held.
+        // Waits for the piece under way, so the lock is not held.
         memory.ok_or(EINVAL)?.end();
         Ok(())
     }
@@ -578,7 +578,7 @@ impl PeerFile {
     }
 }
 
-/// Reads a transfer, and whether it writes to the buffer.
+/// Reads a transfer and whether it writes to the buffer.
 fn read_transfer(arg: UserPtr) -> Result<(uapi::edu_peer_transfer, bool)> {
     let mut reader = reader::<uapi::edu_peer_transfer>(arg);
     let request = uapi::edu_peer_transfer {

@@ -2,8 +2,8 @@
 
 //! The attachment of a dma-buf, of one of five classes of importers.
 //!
-//! The classes differ in their importer ops, and in what they do when the exporter invalidates the
-//! mapping. All of them check every scatter table, and use the mapping only while the reservation
+//! The classes differ in their importer ops and in their reaction to an invalidation by the
+//! exporter. All of them check every scatter table. They use the mapping only while the reservation
 //! is held or a fence of the transfer is in it.
 
 use kernel::{
@@ -60,7 +60,7 @@ use crate::{
     }, //
 };
 
-/// The class of importer that userspace asked for.
+/// The class of importer requested by userspace.
 #[derive(Clone, Copy)]
 pub(crate) enum Mode {
     Static,
@@ -70,7 +70,7 @@ pub(crate) enum Mode {
     NoP2p,
     /// The CPU in place of the device.
     Cpu,
-    /// As [`Self::Dynamic`], but an invalidated mapping is unmapped late.
+    /// Like [`Self::Dynamic`] but with a late unmap of an invalidated mapping.
     Late,
 }
 
@@ -93,13 +93,13 @@ impl TryFrom<u32> for Mode {
 
 /// The counters of an attachment.
 ///
-/// They change with the reservation held, but are read without.
+/// They change with the reservation held but are read without it.
 pub(crate) struct Counters {
     invalidations: Atomic<u64>,
     maps: Atomic<u64>,
     revoked: Atomic<bool>,
     busy: Atomic<bool>,
-    /// An invalidated mapping is unmapped only before the next one, or at the detach.
+    /// An invalidated mapping is unmapped only before the next map or at the detach.
     late: bool,
 }
 
@@ -119,9 +119,9 @@ impl Counters {
         self.maps.add(1, Relaxed);
     }
 
-    /// Counts an invalidation by the exporter, and drops the mapping unless the device still uses
-    /// it. In that case a fence of the device is in the reservation, and [`Attached::idle`] drops
-    /// the mapping after its signal. A late importer keeps the mapping, and does not use it.
+    /// Counts an invalidation by the exporter and drops the mapping unless the device still uses
+    /// it. If it does, a fence of the device is in the reservation and [`Attached::idle`] drops the
+    /// mapping after its signal. A late importer keeps the mapping but does not use it.
     fn invalidate(&self, at: &mut Invalidated<'_>) {
         self.invalidations.add(1, Relaxed);
         if self.late {
@@ -148,7 +148,7 @@ impl Counters {
     }
 }
 
-/// A dynamic importer: it drops its mapping when it is invalidated, and maps again for the next
+/// A dynamic importer. It drops its mapping when it is invalidated and maps again for the next
 /// transfer.
 pub(crate) struct Dynamic(Counters);
 
@@ -161,7 +161,7 @@ impl Importer for Dynamic {
     }
 }
 
-/// As [`Dynamic`], but without peer-to-peer memory.
+/// Like [`Dynamic`] but without peer-to-peer memory.
 pub(crate) struct NoP2p(Counters);
 
 #[vtable]
@@ -173,8 +173,8 @@ impl Importer for NoP2p {
     }
 }
 
-/// An importer that cannot be revoked, which the core sees from the missing `invalidate`. It pins
-/// the buffer before it maps.
+/// A non-revocable importer. The core recognizes it by the missing `invalidate`. It pins the buffer
+/// before it maps.
 pub(crate) struct Pinned(Counters);
 
 #[vtable]
@@ -182,7 +182,7 @@ impl Importer for Pinned {
     const PEER2PEER: bool = true;
 }
 
-/// An importer that pins, and can be revoked.
+/// A revocable importer that pins.
 pub(crate) struct Revocable(Counters);
 
 #[vtable]
@@ -191,7 +191,7 @@ impl Importer for Revocable {
 
     fn invalidate(&self, at: &mut Invalidated<'_>) {
         self.0.invalidate(at);
-        // Without a pin the invalidation may be a move, and does not revoke the buffer.
+        // Without a pin the invalidation may be a move and does not revoke the buffer.
         if at.is_pinned() {
             self.0.revoked.store(true, Relaxed);
             if !self.0.busy.load(Relaxed) {
@@ -228,7 +228,7 @@ impl DerefMut for LockedAttachment<'_, '_> {
 }
 
 impl<'b> LockedAttachment<'_, 'b> {
-    /// The attachment, if it is of a class that pins.
+    /// The attachment if its class pins.
     fn managed(&mut self) -> Option<&mut importer::LockedAttachment<'b>> {
         match self {
             Self::Static(_) => None,
@@ -279,7 +279,7 @@ impl Attached {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` for [`Mode::Cpu`], which has no attachment.
+    /// - `EINVAL` for [`Mode::Cpu`] because it has no attachment.
     /// - The errors of the exporter, such as `EOPNOTSUPP` if there is no route.
     pub(crate) fn new(mode: Mode, buf: ARef<DmaBuf>, dev: &Device<Bound>) -> Result<Self> {
         let counters = Counters::new(matches!(mode, Mode::Late));
@@ -318,11 +318,11 @@ impl Attached {
         }
     }
 
-    /// As [`Self::with`], without sleeping to take a lock.
+    /// Like [`Self::with`] but without sleeping to take a lock.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if another task holds the lock, and those of [`Self::with`].
+    /// `EAGAIN` if another task holds the lock. The errors of [`Self::with`].
     fn try_with<R>(&self, f: impl FnOnce(&mut LockedAttachment<'_, '_>) -> Result<R>) -> Result<R> {
         match self {
             Self::Static(attachment, _) => {
@@ -352,7 +352,7 @@ impl Attached {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the driver is not bound any more, and what `f` returns.
+    /// `ENODEV` if the driver is not bound any more. The errors of `f`.
     fn with<R>(&self, f: impl FnOnce(&mut LockedAttachment<'_, '_>) -> Result<R>) -> Result<R> {
         match self {
             Self::Static(attachment, _) => {
@@ -369,25 +369,25 @@ impl Attached {
         }
     }
 
-    /// Maps the buffer, if it is not mapped, and checks the scatter table.
+    /// Maps the buffer if it is not mapped and checks the scatter table.
     ///
     /// # Errors
     ///
-    /// - `ENODEV` if the buffer was revoked, or the driver is not bound any more.
-    /// - `EINVAL` if it has to be pinned first.
+    /// - `ENODEV` if the buffer was revoked or the driver is not bound any more.
+    /// - `EINVAL` if it must be pinned first.
     /// - `EBADMSG` if the scatter table is wrong.
     /// - The errors of the exporter.
     fn map_locked(&self, edu: &Edu, at: &mut LockedAttachment<'_, '_>) -> Result {
         if self.counters().revoked() {
             return Err(ENODEV);
         }
-        // The core refuses a map without a pin for importers that cannot be revoked.
+        // The core refuses a map without a pin for non-revocable importers.
         if matches!(self, Self::Revocable(_)) && !at.is_pinned() {
             return Err(EINVAL);
         }
 
         let mapped = at.mapping().is_some();
-        // Called also if the buffer is mapped, because it waits for a move that is under way.
+        // Called even if the buffer is mapped because it waits for a move under way.
         let table = at.map(DataDirection::Bidirectional)?;
         if mapped {
             return Ok(());
@@ -435,7 +435,7 @@ impl Attached {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` for the static class, for which the core pins.
+    /// - `EINVAL` for the static class because the core pins.
     /// - `ENODEV` if the buffer was revoked.
     /// - The errors of the exporter.
     pub(crate) fn pin(&self) -> Result {
@@ -447,7 +447,7 @@ impl Attached {
         })
     }
 
-    /// Unpins the buffer, and unmaps it before that if the mapping needs the pin.
+    /// Unpins the buffer. Unmaps it before this if the mapping needs the pin.
     ///
     /// # Errors
     ///
@@ -484,7 +484,7 @@ impl Attached {
         self.with(|at| collect(at.mapping().ok_or(EINVAL)?))
     }
 
-    /// Maps and unmaps the buffer `rounds` times, without a check of the scatter table.
+    /// Maps and unmaps the buffer `rounds` times without a check of the scatter table.
     ///
     /// # Errors
     ///
@@ -522,8 +522,8 @@ impl Attached {
         })
     }
 
-    /// Maps the buffer, if it is not mapped, and calls `f` with the longest piece of memory that
-    /// starts at `offset` and has at most `limit` bytes. Returns the size of that piece.
+    /// Maps the buffer if it is not mapped. Calls `f` with the longest piece of memory that starts
+    /// at `offset` and has at most `limit` bytes. Returns the size of this piece.
     ///
     /// The mapping stays until `f` returns.
     pub(crate) fn with_piece(
@@ -543,13 +543,13 @@ impl Attached {
         })
     }
 
-    /// As [`Self::with_piece`], but only if the buffer is mapped, and without sleeping to take a
+    /// Like [`Self::with_piece`] but only if the buffer is mapped and without sleeping to take a
     /// lock.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if another task holds the reservation, if the buffer is not mapped any more, or
-    ///   if a move of it is under way.
+    /// - `EAGAIN` if another task holds the reservation, if the buffer is not mapped any more or if
+    ///   a move of it is under way.
     /// - Those of [`Self::with_piece`].
     pub(crate) fn try_piece(
         &self,
@@ -568,17 +568,17 @@ impl Attached {
         })
     }
 
-    /// Prepares asynchronous work of the device on `length` bytes at `offset`, and publishes its
+    /// Prepares asynchronous work of the device on `length` bytes at `offset` and publishes its
     /// fence.
     ///
-    /// Maps the buffer, if it is not mapped, and waits for the fences that the work is in conflict
-    /// with. `f` gets the pieces of memory, of [`PIECE`] bytes at most each, and returns the fence
-    /// and a function that begins the work. From then on the fence must signal within bounded time;
-    /// after the signal [`Self::idle`] must be called.
+    /// Maps the buffer if it is not mapped and waits for the fences in conflict with the work. `f`
+    /// gets the pieces of memory. Each has at most [`PIECE`] bytes. `f` returns the fence and a
+    /// function to begin the work. From then on the fence must signal within bounded time.
+    /// [`Self::idle`] must be called after the signal.
     ///
     /// # Errors
     ///
-    /// - Those of [`Self::map`], and what `f` returns.
+    /// - The errors of [`Self::map`] and of `f`.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
     pub(crate) fn publish<B: FnOnce()>(
@@ -624,8 +624,8 @@ impl Attached {
         })
     }
 
-    /// Ends the work of [`Self::publish`], whose fence has signalled. Drops the mapping if it was
-    /// invalidated since, and the pin if the buffer was revoked.
+    /// Ends the work of [`Self::publish`] after the signal of its fence. Drops the mapping if it
+    /// was invalidated since. Drops the pin if the buffer was revoked.
     pub(crate) fn idle(&self) {
         // Fails only after the detach, which has dropped both.
         let _ = self.with(|at| {
@@ -647,7 +647,7 @@ impl Attached {
 fn locate(at: &LockedAttachment<'_, '_>, offset: u64, limit: u64) -> Result<Segment> {
     let sgt = at.mapping().ok_or(ENODEV)?;
 
-    // The table was checked to have the size of the buffer, and the offset to be inside.
+    // The table was checked to have the size of the buffer and the offset to be inside.
     table::locate(segments(sgt), offset, limit).ok_or(EBADMSG)
 }
 

@@ -2,10 +2,10 @@
 
 //! A transfer that goes on after the call that started it.
 //!
-//! Its fence is in the reservation of the buffer, and is waited for before the buffer moves, is
-//! revoked, or is accessed by the CPU. Everything that the transfer needs is allocated before the
-//! fence is published. From then until the signal nothing is allocated, and no reservation is
-//! taken, because this is the path that waiters of the fence depend on.
+//! Its fence is in the reservation of the buffer. It is waited for before the buffer moves, is
+//! revoked or is accessed by the CPU. All memory for the transfer is allocated before the fence is
+//! published. From then until the signal nothing is allocated and no reservation is taken because
+//! waiters of the fence depend on this path.
 
 use kernel::{
     device,
@@ -45,7 +45,7 @@ use crate::{
     table::Segment, //
 };
 
-/// The fences of one attachment, which has one transfer at a time.
+/// The fences of one attachment. It has one transfer at a time.
 struct Fences;
 
 impl FenceContextOps for Fences {
@@ -53,33 +53,33 @@ impl FenceContextOps for Fences {
     type Data = ();
 }
 
-/// The bytes that a transfer moves, and where to.
+/// The bytes of a transfer and their place in the buffer.
 pub(crate) struct Order {
     /// The first byte of the buffer.
     pub(crate) offset: u64,
-    /// The transfer writes to the buffer; otherwise it reads from the buffer.
+    /// The transfer writes to the buffer. Otherwise it reads from the buffer.
     pub(crate) write: bool,
-    /// The bytes, or room for them.
+    /// The bytes or room for them.
     pub(crate) bytes: KVVec<u8>,
 }
 
 /// The outcome of a transfer.
 pub(crate) struct End {
     pub(crate) result: Result,
-    /// The transfer has written to the buffer; otherwise it has read from the buffer.
+    /// The transfer has written to the buffer. Otherwise it has read from the buffer.
     pub(crate) write: bool,
     bytes: KVVec<u8>,
     moved: usize,
 }
 
 impl End {
-    /// The bytes that were moved, also in case of an error.
+    /// The bytes moved, also after an error.
     pub(crate) fn moved(&self) -> &[u8] {
         self.bytes.get(..self.moved).unwrap_or_default()
     }
 }
 
-/// The data that the worker begins with.
+/// The data for the begin of the worker.
 struct Start {
     attached: Arc<Attached>,
     fence: DriverFence<Fences>,
@@ -87,7 +87,7 @@ struct Start {
     pieces: KVVec<Segment>,
 }
 
-/// A transfer that is under way, or over.
+/// A transfer under way or over.
 #[pin_data]
 struct Job {
     edu: Arc<Edu>,
@@ -148,7 +148,7 @@ impl Job {
         drop(section);
 
         attached.idle();
-        // Only the worker sets it, once.
+        // Only the worker sets this, once.
         let _ = self.end.populate(End {
             result,
             write: order.write,
@@ -172,15 +172,15 @@ impl Job {
     }
 }
 
-/// The transfers of an attachment, of which one at a time is under way. The drop cancels that one,
-/// and waits for its end.
+/// The transfers of an attachment. One of them is under way at a time. The drop cancels it and
+/// waits for its end.
 pub(crate) struct Jobs {
     fences: FenceContext<Fences>,
     last: Option<Arc<Job>>,
 }
 
 impl Jobs {
-    /// Makes an empty list of transfers.
+    /// Creates an empty list of transfers.
     pub(crate) fn new(dev: &device::Device) -> Result<Self> {
         Ok(Self {
             fences: FenceContext::new(dev.name())?,
@@ -195,9 +195,9 @@ impl Jobs {
             .is_some_and(|job| job.end.as_ref().is_none())
     }
 
-    /// Starts a transfer whose range is known to be inside the buffer.
+    /// Starts a transfer. Its range must be inside the buffer.
     ///
-    /// Waits for the fences in the reservation that the transfer is in conflict with.
+    /// Waits for the fences in the reservation in conflict with the transfer.
     ///
     /// # Errors
     ///
@@ -240,13 +240,13 @@ impl Jobs {
 
             self.last = Some(job.clone());
             Ok((shared, move || {
-                // Cannot fail, because the work was not queued before.
+                // Cannot fail because the work was not queued before.
                 let _ = workqueue::system_long().enqueue(job);
             }))
         })
     }
 
-    /// The last transfer, to wait for.
+    /// The last transfer to wait for.
     pub(crate) fn last(&self) -> Option<Ticket> {
         self.last.clone().map(Ticket)
     }
@@ -262,11 +262,11 @@ impl Drop for Jobs {
     }
 }
 
-/// A reference to a transfer, to wait for its end.
+/// A reference to a transfer for waiting for its end.
 pub(crate) struct Ticket(Arc<Job>);
 
 impl Ticket {
-    /// Waits until the transfer is over, and returns how it ended.
+    /// Waits until the transfer is over and returns its outcome.
     ///
     /// # Errors
     ///
@@ -281,6 +281,6 @@ impl Ticket {
     }
 }
 
-/// How many bytes one transfer moves at most.
+/// The maximum number of bytes of one transfer.
 // CAST: `usize` has at least as many bits.
 pub(crate) const MAX: usize = uapi::EDU_PEER_SUBMIT_MAX as usize;

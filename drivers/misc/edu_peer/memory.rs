@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of a process, which the device accesses by the addresses of the process.
+//! Memory of a process for the device, by the addresses of the process.
 //!
-//! Nothing is pinned. For each piece the page is faulted in and mapped, and the piece is moved with
-//! the mirror locked. A change of the address space by the process waits for the piece that is
-//! being moved, and the next piece uses the address space as it is then.
+//! Nothing is pinned. For each piece the page is faulted in and mapped. The piece is then moved
+//! with the mirror locked. A change of the address space by the process waits for the piece under
+//! way. The next piece uses the changed address space.
 
 use kernel::{
     device::{
@@ -46,7 +46,7 @@ use crate::{
     table::Segment, //
 };
 
-/// The mirror, which only counts invalidations.
+/// The mirror. It only counts invalidations.
 struct Invalidations(Arc<Atomic<u64>>);
 
 impl Mirror for Invalidations {
@@ -56,11 +56,11 @@ impl Mirror for Invalidations {
     }
 }
 
-/// Memory of a process that is registered.
+/// Registered memory of a process.
 pub(crate) struct Memory {
     import: Import<Invalidations>,
     invalidations: Arc<Atomic<u64>>,
-    /// The registration was ended by the caller.
+    /// The caller has ended the registration.
     ended: Atomic<bool>,
 }
 
@@ -82,7 +82,7 @@ impl Memory {
         })
     }
 
-    /// Ends all transfers. Waits for the piece that is being moved.
+    /// Ends all transfers. Waits for the piece under way.
     pub(crate) fn end(&self) {
         self.ended.store(true, Relaxed);
         self.import.revoke();
@@ -99,13 +99,13 @@ impl Memory {
         }
     }
 
-    /// Maps the page that has the byte at `offset`, and calls `f` with the page, and with the
-    /// offset of the byte in it. The page stays mapped until `f` returns.
+    /// Maps the page with the byte at `offset`. Calls `f` with the page and the offset of the byte
+    /// in it. The page stays mapped until `f` returns.
     ///
     /// # Errors
     ///
     /// - `ECANCELED` if the registration was ended.
-    /// - Those of [`Import::access`], and what `f` returns.
+    /// - The errors of [`Import::access`] and of `f`.
     fn access<R>(
         &self,
         offset: u64,
@@ -132,8 +132,8 @@ impl Memory {
             })?
     }
 
-    /// Calls `f` with the engine, with a piece of at most `len` bytes from `offset` on, which does
-    /// not cross a page, and with its length. Returns the length.
+    /// Calls `f` with the engine, a piece and its length. The piece has at most `len` bytes from
+    /// `offset` on and does not cross a page. Returns the length.
     fn piece(
         &self,
         edu: &Edu,
@@ -155,11 +155,11 @@ impl Memory {
         })
     }
 
-    /// Moves the start of `bytes` to `offset` of the range, and returns how many bytes were moved.
+    /// Moves the start of `bytes` to `offset` of the range and returns the number of bytes moved.
     ///
     /// # Errors
     ///
-    /// The errors of [`Import::access`] and of [`Engine::put`], `ECANCELED` if the registration was
+    /// The errors of [`Import::access`] and of [`Engine::put`]. `ECANCELED` if the registration was
     /// ended.
     pub(crate) fn write(&self, edu: &Edu, offset: u64, bytes: &[u8]) -> Result<u64> {
         self.piece(edu, offset, bytes.len(), true, |engine, piece, len| {
@@ -167,8 +167,8 @@ impl Memory {
         })
     }
 
-    /// Moves bytes at `offset` of the range to the start of `bytes`, and returns how many bytes
-    /// were moved.
+    /// Moves bytes at `offset` of the range to the start of `bytes` and returns the number of bytes
+    /// moved.
     ///
     /// # Errors
     ///
@@ -179,8 +179,8 @@ impl Memory {
         })
     }
 
-    /// How the device reaches the page that has the byte at `offset`, as a value of the uAPI, and
-    /// its DMA address.
+    /// How the device reaches the page with the byte at `offset`, as a value of the uAPI, and the
+    /// DMA address of the byte's page.
     ///
     /// # Errors
     ///
@@ -197,9 +197,9 @@ impl Memory {
         })
     }
 
-    /// Faults in the pages of `length` bytes from `offset` on, which are inside the range. Returns
-    /// how long that and one read of the clock take, and one read of the clock alone, in
-    /// nanoseconds.
+    /// Faults in the pages of `length` bytes from `offset` on. These must be inside the range.
+    /// Returns two times in nanoseconds: the time of this and one read of the clock, and the time
+    /// of one read of the clock alone.
     ///
     /// # Errors
     ///
@@ -232,7 +232,7 @@ impl Memory {
         self.invalidations.load(Relaxed)
     }
 
-    /// The device, which may be unbound.
+    /// The device. It may be unbound.
     pub(crate) fn device(&self) -> &Device {
         self.import.device()
     }

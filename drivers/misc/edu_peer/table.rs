@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The check of a scatter table, and the lookup of an offset in one.
+//! The check of a scatter table and the lookup of an offset in one.
 //!
-//! This is arithmetic on addresses, which neither accesses hardware nor takes a lock.
+//! This is arithmetic on addresses. It neither accesses hardware nor takes a lock.
 
 use kernel::{
     fmt,
@@ -20,7 +20,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// The address behind the last byte, [`None`] if that is past the end of the address space.
+    /// The address behind the last byte, or [`None`] if it is past the end of the address space.
     fn end(&self) -> Option<u64> {
         self.address.checked_add(self.length)
     }
@@ -29,7 +29,7 @@ impl Segment {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there are not as many.
+    /// `EINVAL` if there are fewer.
     pub(crate) fn start(&self, len: usize) -> Result<Self> {
         // CAST: `usize` fits 64 bits.
         let length = len as u64;
@@ -75,7 +75,7 @@ pub(crate) enum Fault {
     Overlap(Segment, Segment),
     /// The segments do not add up to the size of the buffer.
     Size {
-        /// The sum of the segments, [`None`] if it does not fit 64 bits.
+        /// The sum of the segments, or [`None`] if it does not fit 64 bits.
         sum: Option<u64>,
         /// The size of the buffer.
         size: u64,
@@ -109,7 +109,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Returns the smallest segment that covers all of these, and an empty one if there are none.
+/// Returns the smallest segment that covers all of these, or an empty one if there are none.
 fn hull(segments: &[Segment]) -> Segment {
     let address = segments.iter().map(|segment| segment.address).min();
     let end = segments.iter().filter_map(Segment::end).max();
@@ -121,9 +121,9 @@ fn hull(segments: &[Segment]) -> Segment {
     }
 }
 
-/// Checks the table of a buffer of `size` bytes, which must not cover `own`, memory of the driver.
+/// Checks the table of a buffer of `size` bytes. It must not cover `own`, the memory of the driver.
 ///
-/// Sorts the segments by address, because the search for overlaps would be quadratic otherwise.
+/// Sorts the segments by address because the search for overlaps would be quadratic otherwise.
 pub(crate) fn check(segments: &mut [Segment], size: u64, own: &[Segment]) -> Result<(), Fault> {
     let around = hull(own);
 
@@ -137,7 +137,7 @@ pub(crate) fn check(segments: &mut [Segment], size: u64, own: &[Segment]) -> Res
         if segment.end().is_none() {
             return Err(Fault::Wraps(*segment));
         }
-        // A table may have many segments, none of which is near memory of the driver.
+        // A table may have many segments and none of them near memory of the driver.
         if segment.overlaps(&around) {
             if let Some(own) = own.iter().find(|own| segment.overlaps(own)) {
                 return Err(Fault::Foreign(*segment, *own));
@@ -164,8 +164,8 @@ pub(crate) fn check(segments: &mut [Segment], size: u64, own: &[Segment]) -> Res
     Ok(())
 }
 
-/// Returns the longest piece of memory that starts at `offset` of the buffer, that has at most
-/// `limit` bytes, and that is in one segment. [`None`] if the segments end before `offset`.
+/// Returns the longest piece of memory that starts at `offset` of the buffer and has at most
+/// `limit` bytes in one segment. [`None`] if the segments end before `offset`.
 pub(crate) fn locate(
     segments: impl IntoIterator<Item = Segment>,
     offset: u64,
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_good_table_passes() {
-        // The segments adjoin in any order, or end one page before the end of the address space.
+        // The segments adjoin in any order or end one page before the end of the address space.
         let last = u64::MAX - 2 * PAGE + 1;
         let mut table = [seg(3 * PAGE, PAGE), seg(last, PAGE), seg(0, 3 * PAGE)];
 
@@ -242,7 +242,7 @@ mod tests {
     fn the_sum_does_not_wrap() {
         let half = 1u64 << 63;
 
-        // The two segments overlap, too, but the sum is checked first.
+        // The two segments also overlap but the sum is checked first.
         assert_eq!(
             check(&mut [seg(0, half), seg(0, half)], 0, &[seg(half, PAGE)]),
             Err(Fault::Size { sum: None, size: 0 })

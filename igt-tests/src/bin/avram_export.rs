@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use vvram_tests::auxiliary::{self, Card, Module, Split};
 use vvram_tests::debugfs::difference;
 use vvram_tests::drm::{DmaBuf, Drm};
 use vvram_tests::fixture::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
@@ -15,7 +16,6 @@ use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::policy::{Gets, Object, Order, Rules, IMPORTERS};
 use vvram_tests::rebind;
-use vvram_tests::split::{self, Card, Module, Split};
 use vvram_tests::uapi::{self, AvramGemCreate};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
@@ -400,9 +400,9 @@ fn card_unbound() -> Outcome {
     let split = Split::new(&module, &gpu)?;
     let mapped = Mapped::new(split.gpu(), &bar, 0)?;
 
-    split::set_bound(mapped.card.device(), false)?;
+    auxiliary::set_bound(mapped.card.device(), false)?;
     mapped.is_gone("the unbind")?;
-    split::set_bound(mapped.card.device(), true)?;
+    auxiliary::set_bound(mapped.card.device(), true)?;
 
     let again = Card::open(split.gpu())?;
     let all = bar.len();
@@ -431,17 +431,17 @@ fn unloaded() -> Outcome {
     split.undo()?;
     expect_errno(
         "unload with an open file",
-        rebind::delete_module(split::DRIVER),
+        rebind::delete_module(auxiliary::DRIVER),
         libc::EWOULDBLOCK,
     )?;
     drop((buffer, card));
     let gone = misc::poll(Duration::from_secs(5), || {
-        rebind::delete_module(split::DRIVER).ok()
+        rebind::delete_module(auxiliary::DRIVER).ok()
     });
     check!(
         gone.is_some(),
         "the module has {:?} users",
-        rebind::module_users(split::DRIVER)
+        rebind::module_users(auxiliary::DRIVER)
     );
     works()
 }

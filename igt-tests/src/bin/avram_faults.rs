@@ -3,13 +3,13 @@
 //! Every operation of avram, the driver that is split in two, with each of its allocations and
 //! copies failing in turn.
 
+use vvram_tests::auxiliary::{Card, Module, Split, DRIVER};
 use vvram_tests::drm::DmaBuf;
 use vvram_tests::faults::Faults;
 use vvram_tests::fixture::{patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::split::{Card, Module, Split, DRIVER};
 use vvram_tests::sweeps::{self, nothing, Once, COPY, NONE, USUAL};
 use vvram_tests::{check_eq, igt_main, Outcome, Stop};
 

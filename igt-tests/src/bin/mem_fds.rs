@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use vvram_tests::auxiliary::{Card, Module, Split};
 use vvram_tests::bar_export::{self, Exporter};
 use vvram_tests::debugfs::{open_for, DebugFs};
 use vvram_tests::disk::run;
@@ -20,7 +21,6 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::socket::{receive_fd, send_fd, sockets};
-use vvram_tests::split::{Card, Module, Split};
 use vvram_tests::uapi;
 use vvram_tests::user::{self, become_nobody};
 use vvram_tests::{check_eq, expect_errno, igt_main, Outcome, Stop, SysError};

@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
+use vvram_tests::auxiliary::{Card, Module, Split};
 use vvram_tests::bar_export::{self, Exporter};
 use vvram_tests::debugfs::{mounted, DebugFs};
 use vvram_tests::disk::{Disk, Part, Way};
@@ -26,7 +27,6 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::policy::importer_name;
 use vvram_tests::proc::Child;
 use vvram_tests::route::{explained_by, Machine};
-use vvram_tests::split::{Card, Module, Split};
 use vvram_tests::uapi::{self, PeerAddress, PeerAttachment, PeerQuery};
 use vvram_tests::user::{self, become_nobody};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use vvram_tests::auxiliary::{Card, Module, Split};
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{path_name, reason_name, text, Attachment, Drm, Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed, squeeze, Expect};
@@ -12,7 +13,6 @@ use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::split::{Card, Module, Split};
 use vvram_tests::{
     check, check_eq, check_ok, expect_errno, fail, igt_main, uapi, vm, Outcome, Stop,
 };

@@ -5,6 +5,7 @@
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;
+use vvram_tests::auxiliary::{Card, Module, Split};
 use vvram_tests::badinput::{check_all, nothing, unbinds, wrong, Gpu, Scene, FOREIGN};
 use vvram_tests::bar_export::Exporter;
 use vvram_tests::describe::{Call, File, Thing};
@@ -15,7 +16,6 @@ use vvram_tests::heap;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::split::{Card, Module, Split};
 use vvram_tests::uapi;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
 

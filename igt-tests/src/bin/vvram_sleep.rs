@@ -6,6 +6,7 @@
 //! its content was lost.
 
 use vvram_tests::asleep::Importers;
+use vvram_tests::auxiliary::{Module, Split};
 use vvram_tests::bar_export::Exporter;
 use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fixture::{
@@ -16,7 +17,6 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::Mode;
 use vvram_tests::power::{self, lossy, Auto};
-use vvram_tests::split::{Module, Split};
 use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop};
 
 const ONLY: u32 = uapi::CREATE_VRAM;

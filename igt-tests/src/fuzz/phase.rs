@@ -14,6 +14,7 @@ use super::root::{devices, open_up, Root};
 use super::thread::{open_all, Rules};
 use super::worker::{self, Plan, Program, PROCESSES};
 use super::world::{World, FILES, FIRST_CHILD, LOGS, MINE, UNDER_WAY};
+use crate::auxiliary::{Module, Split};
 use crate::bar_export::Exporter;
 use crate::describe::File;
 use crate::faults::{Faults, Snapshot};
@@ -23,7 +24,6 @@ use crate::misc::{self, mix, poll};
 use crate::pci::PciDevice;
 use crate::proc::{Child, Exit, KernelLog};
 use crate::socket::sockets;
-use crate::split::{Module, Split};
 use crate::{errno_name, Outcome, Stop};
 
 /// What is different about a phase.

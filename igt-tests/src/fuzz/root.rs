@@ -12,7 +12,7 @@ use crate::igt::say;
 use crate::misc::Lcg;
 use crate::pci::PciDevice;
 use crate::power::system_sleep;
-use crate::{errno_name, mgpu, split, Stop, SysError};
+use crate::{auxiliary, errno_name, mgpu, Stop, SysError};
 
 /// A device of ours.
 #[derive(Clone, Debug)]
@@ -149,7 +149,7 @@ impl Root {
         let set_bound = if device.driver == mgpu::DRIVER {
             mgpu::set_bound
         } else {
-            split::set_bound
+            auxiliary::set_bound
         };
         let prefix = format!("{}.drm.", device.driver);
         let below = fs::read_dir(device.pci.path(""))

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Resources that go before all others.
+//! Resources released before all others.
 //!
-//! Devres releases the resources of a device in the reverse order in which its driver has acquired
-//! them. That is too late for what hands out the bound device to code that runs at any time, such
-//! as ioctls, and the callbacks of exporters: it would run while later resources are gone already,
-//! and take its `&Device<Bound>` as a proof that they are there. An [`Early`] ends before any of
-//! them, whatever the order is.
+//! Devres releases the resources of a device in the reverse order of their acquisition. That is too
+//! late for a resource that hands out the bound device to code running at any time, such as ioctls
+//! and exporter callbacks. Such code would run after later resources are gone and take its
+//! `&Device<Bound>` as a proof of their presence. An [`Early`] ends before any of them regardless
+//! of the order.
 //!
 //! C header: [`include/linux/device/devres.h`](srctree/include/linux/device/devres.h)
 
@@ -33,24 +33,25 @@ use crate::{
 use core::ptr;
 use pin_init::Wrapper;
 
-/// What devres owns: a reference to a [`Slot`], and the function that drops its value and gives the
-/// reference back.
+/// The data of a devres node: a reference to a [`Slot`] and the function to drop its value and put
+/// the reference.
 struct Node {
     slot: *const c_void,
     release: unsafe fn(*const c_void),
     turn: Turn,
 }
 
-/// When a value goes, among the early ones of a device. Those of a turn go in the reverse order.
+/// When an early value of a device is dropped. Values of the same turn are dropped in reverse
+/// order.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// First: what userspace calls, which may make and use the others.
+    /// First: entry points of userspace. They may create and use the other values.
     Interface,
-    /// Then: what other devices and the kernel call.
+    /// Then: entry points of other devices and of the kernel.
     Callbacks,
 }
 
-/// A value, and whether a task has begun to drop it.
+/// A value and whether a task has begun to drop it.
 ///
 /// # Invariants
 ///
@@ -65,7 +66,7 @@ struct Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// Drops the value, or waits for the task that does. Returns whether this call did.
+    /// Drops the value or waits until another task has dropped it. Returns whether this call did.
     fn end(&self) -> bool {
         if self.is_going.xchg(true, Full) {
             self.gone.wait_for_completion();
@@ -79,48 +80,47 @@ impl<T> Slot<T> {
 
     /// # Safety
     ///
-    /// `slot` must be a reference to a value of this type, of which this call becomes the owner.
+    /// `slot` must be a reference to a value of this type. This call becomes its owner.
     unsafe fn release(slot: *const c_void) {
         // SAFETY: As the caller promises.
         unsafe { Arc::from_raw(slot.cast::<Self>()) }.end();
     }
 }
 
-/// A value that is dropped when this is, or when the driver of the device is unbound, whichever
-/// comes first. The unbind drops it before devres releases any resource of the device, and after
-/// the private data of the driver was dropped.
+/// A value dropped with its owner or when the driver of the device is unbound. An unbind drops it
+/// after the private data of the driver and before devres releases any resource of the device.
 ///
-/// If the driver is not one in Rust, the value goes in the order of all resources: faux devices are
-/// the only ones of which safe code gets a bound device nevertheless. As for
-/// [`Devres`](crate::devres::Devres), the code that drops the value is that of the caller's module,
-/// which has to be the driver's, or one that the driver uses.
+/// If the driver is not written in Rust, the value is dropped in the order of all resources. This
+/// only concerns faux devices, because safe code gets no other bound device without a Rust driver.
+/// As for [`Devres`](crate::devres::Devres), the code dropping the value is in the caller's module.
+/// This has to be the driver's module or one used by the driver.
 ///
-/// Either task waits for the other one. So the owner must not drop this with a lock held, or in a
-/// section entered, that the drop of the value takes or waits for.
+/// The unbind and the owner wait for each other. So the owner must not drop this while it holds a
+/// lock, or is in a section, that the drop of the value takes or waits for.
 pub struct Early<T: Send + 'static> {
     dev: ARef<Device>,
     slot: Arc<Slot<T>>,
 }
 
-// SAFETY: Any task may drop the value, and own what else there is.
+// SAFETY: Any task may drop the value and own the other fields.
 unsafe impl<T: Send> Send for Early<T> {}
 
-// SAFETY: A shared reference gives out the address of the value, and a reference to it only if it is
-// `Sync`.
+// SAFETY: A shared reference gives out the address of the value. It gives out a reference to the
+// value only if the value is `Sync`.
 unsafe impl<T: Send> Sync for Early<T> {}
 
 impl<T: Send + 'static> Early<T> {
-    /// Keeps the value that `value` makes, as long as the driver of `dev` is bound at most. `turn`
-    /// says when it goes then.
+    /// Keeps the value initialized by `value` at most as long as the driver of `dev` is bound. An
+    /// unbind drops it in its `turn`.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if memory runs out, and those of `value`.
+    /// `ENOMEM` if memory runs out. Also returns the errors of `value`.
     pub fn new<E>(dev: &Device<Bound>, turn: Turn, value: impl PinInit<T, E>) -> Result<Self>
     where
         Error: From<E>,
     {
-        // INVARIANT: The value is made here.
+        // INVARIANT: The value is initialized here.
         let slot = Arc::pin_init::<Error>(
             try_pin_init!(Slot {
                 value <- Opaque::pin_init(value),
@@ -135,8 +135,8 @@ impl<T: Send + 'static> Early<T> {
             turn,
         };
 
-        // SAFETY: The node owns the reference that was just made. The device is bound to a driver,
-        // whose code is there until devres has released the node.
+        // SAFETY: The node owns the reference created above. The device is bound to a driver, whose
+        // code stays until devres has released the node.
         if let Err(error) = unsafe { add(dev, node) } {
             // SAFETY: Nothing else has that reference.
             unsafe { Slot::<T>::release(Arc::as_ptr(&slot).cast()) };
@@ -154,7 +154,7 @@ impl<T: Send + 'static> Early<T> {
         &self.dev
     }
 
-    /// Returns the value, for a callback of the driver.
+    /// Returns the value for a callback of the driver.
     ///
     /// # Errors
     ///
@@ -170,12 +170,13 @@ impl<T: Send + 'static> Early<T> {
         if self.slot.is_going.load(Acquire) {
             return Err(ENODEV);
         }
-        // SAFETY: By the type invariant of `Slot`. The value is not dropped meanwhile: the owner has
-        // lent `self`, and an unbind waits for the device lock, which the context proves to be held.
+        // SAFETY: By the type invariant of `Slot`. The value is not dropped meanwhile: the owner
+        // has lent `self`, and an unbind waits for the device lock, which the context proves to be
+        // held.
         Ok(unsafe { &*self.slot.value.get() })
     }
 
-    /// Returns the address of the value, which does not move.
+    /// Returns the address of the value. The value does not move.
     #[inline]
     pub fn as_ptr(&self) -> *mut T {
         self.slot.value.get()
@@ -198,12 +199,13 @@ impl<T: Send + 'static> Drop for Early<T> {
 ///
 /// # Safety
 ///
-/// `node.release` must be called once for `node.slot` and must stay valid until then, unless the
+/// `node.release` must be called once for `node.slot`. It must stay valid until then, unless the
 /// node is [removed](remove).
-// Neither generic nor inlined, because a module cannot call the functions of this file that are.
+// Neither generic nor inlined, because modules cannot call generic or inlined functions of this
+// file.
 #[inline(never)]
 unsafe fn add(dev: &Device<Bound>, node: Node) -> Result {
-    // SAFETY: The name is static. The memory has the size of a node, and the alignment of any type.
+    // SAFETY: The name is static. The memory has the size of a node and the alignment of any type.
     unsafe {
         let memory = bindings::__devres_alloc_node(
             Some(release_callback),
@@ -222,15 +224,15 @@ unsafe fn add(dev: &Device<Bound>, node: Node) -> Result {
     Ok(())
 }
 
-/// Takes the node of a slot back, unless it is being released. Returns whether this was done.
+/// Removes the node of a slot unless devres is releasing it. Returns whether the node was removed.
 ///
 /// # Safety
 ///
 /// The device must be valid.
 #[inline(never)]
 unsafe fn remove(dev: &Device, slot: *const c_void) -> bool {
-    // SAFETY: All nodes with this function are of this file. A node that is not on the list any
-    // more belongs to this task.
+    // SAFETY: All nodes with this function are of this file. Once removed from the list, a node
+    // belongs to this task.
     unsafe {
         let memory = bindings::devres_remove(
             dev.as_raw(),
@@ -262,8 +264,8 @@ unsafe extern "C" fn is_of_slot(
 
 /// # Safety
 ///
-/// Called by devres with a node of this file, once, before it frees its memory.
-// Not inlined, because devres finds the nodes of this file by the address.
+/// Called once by devres with a node of this file before its memory is freed.
+// Not inlined, because devres finds the nodes of this file by this address.
 #[inline(never)]
 unsafe extern "C" fn release_callback(_dev: *mut bindings::device, node: *mut c_void) {
     // SAFETY: As promised by the caller.
@@ -292,9 +294,9 @@ unsafe extern "C" fn is_of_turn(
 ///
 /// # Safety
 ///
-/// `dev` must be valid, and be in the process of being unbound from its driver, with no resource
-/// released yet.
-// Not inlined into modules, for the same reason as `release_callback()`.
+/// `dev` must be valid and in the process of being unbound from its driver. No resource may have
+/// been released yet.
+// Not inlined into modules for the same reason as `release_callback()`.
 #[inline(never)]
 pub(crate) unsafe fn release_all_early(dev: *mut bindings::device) {
     for turn in [Turn::Interface, Turn::Callbacks] {
@@ -316,7 +318,7 @@ mod tests {
         sync::atomic::Relaxed, //
     };
 
-    /// Counts the drops of a value, in the order of all values.
+    /// Records the position of a value in the order of all drops.
     struct Counted {
         all: Arc<Atomic<u32>>,
         own: Arc<Atomic<u32>>,
@@ -363,7 +365,7 @@ mod tests {
         let last = owners.pop().ok_or(ENOENT)?;
         drop(owners.remove(1)?);
         assert_eq!(dropped(), [0, 1, 0, 0]);
-        // SAFETY: The device is valid, and about to be unbound.
+        // SAFETY: The device is valid and about to be unbound.
         unsafe { release_all_early(bound.as_ref().as_raw()) };
         assert_eq!(dropped(), [4, 1, 2, 3]);
         drop((faux, last, owners));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The buffer, which exporters and importers share.
+//! A buffer shared by an exporter and its importers.
 //!
 //! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
 
@@ -52,18 +52,18 @@ pub struct DmaBuf(Opaque<bindings::dma_buf>);
 // SAFETY: A dma-buf may be used and released from any task.
 unsafe impl Send for DmaBuf {}
 
-// SAFETY: All methods that take `&self` are synchronized by the C side.
+// SAFETY: The C side synchronizes all methods taking `&self`.
 unsafe impl Sync for DmaBuf {}
 
 // SAFETY: A dma-buf is reference counted through its file.
 unsafe impl AlwaysRefCounted for DmaBuf {
     fn inc_ref(&self) {
-        // SAFETY: The existence of a shared reference means that the reference count is not zero.
+        // SAFETY: A shared reference implies a nonzero reference count.
         unsafe { bindings::get_dma_buf(self.as_raw()) };
     }
 
     unsafe fn dec_ref(obj: NonNull<Self>) {
-        // SAFETY: The caller owns the reference that is dropped here.
+        // SAFETY: The caller owns the reference dropped here.
         unsafe { bindings::dma_buf_put(obj.cast().as_ptr()) };
     }
 }
@@ -73,11 +73,11 @@ impl DmaBuf {
     ///
     /// # Safety
     ///
-    /// `ptr` must point to a `struct dma_buf` that stays valid for `'a`. The reference must not be
-    /// turned into an [`ARef`] if the file of the dma-buf is being released.
+    /// `ptr` must point to a `struct dma_buf` valid for `'a`. The reference must not be turned into
+    /// an [`ARef`] if the file of the dma-buf is being released.
     #[inline]
     pub(crate) unsafe fn from_raw<'a>(ptr: *mut bindings::dma_buf) -> &'a Self {
-        // SAFETY: `DmaBuf` is a transparent wrapper, and the caller promises validity.
+        // SAFETY: `DmaBuf` is a transparent wrapper and the caller promises validity.
         unsafe { &*ptr.cast() }
     }
 
@@ -99,11 +99,12 @@ impl DmaBuf {
         // SAFETY: The function has no requirements; it returns a valid pointer or an error.
         let ptr = from_err_ptr(unsafe { bindings::dma_buf_get(fd) })?;
 
-        // SAFETY: `ptr` is valid and comes with a reference, which the `ARef` takes over.
+        // SAFETY: `ptr` is valid and comes with a reference; the `ARef` takes it over.
         Ok(unsafe { ARef::from_raw(NonNull::new_unchecked(ptr.cast())) })
     }
 
-    /// Installs a file descriptor for the buffer in the current task, which then owns `this`.
+    /// Installs a file descriptor for the buffer in the current task. The descriptor then owns
+    /// `this`.
     ///
     /// `flags` are `O_CLOEXEC` or 0. Mirrors `dma_buf_fd()`.
     ///
@@ -118,15 +119,15 @@ impl DmaBuf {
         Ok(Self::install(this, fd))
     }
 
-    /// Installs a file descriptor that was reserved in the current task, which then owns `this`.
+    /// Installs a file descriptor reserved in the current task. The descriptor then owns `this`.
     ///
     /// For an export whose other steps cannot be undone. Mirrors `dma_buf_fd_install()`.
     pub fn install(this: ARef<Self>, fd: FileDescriptorReservation) -> i32 {
         // CAST: File descriptors fit an `int`.
         let number = fd.reserved_fd() as i32;
 
-        // SAFETY: The file descriptor is reserved in the current task, as its type is not `Send`,
-        // and takes the reference to the valid dma-buf. Neither is used any more.
+        // SAFETY: The file descriptor is reserved in the current task because its type is not
+        // `Send`. It takes the reference to the valid dma-buf. Neither is used any more.
         unsafe { bindings::dma_buf_fd_install(this.as_raw(), number) };
         let _ = ARef::into_raw(this);
         core::mem::forget(fd);
@@ -140,16 +141,16 @@ impl DmaBuf {
         unsafe { (*self.as_raw()).size }
     }
 
-    /// Returns the name that userspace has given the buffer by `DMA_BUF_SET_NAME`, padded with NUL
-    /// bytes, of which there is at least one.
+    /// Returns the name set by userspace with `DMA_BUF_SET_NAME`, padded with at least one NUL
+    /// byte.
     ///
     /// Takes the spinlock of the name.
     pub fn name(&self) -> [u8; NAME_LEN] {
         let mut buf = [0; NAME_LEN];
         let raw = self.as_raw();
 
-        // SAFETY: By the type invariant the dma-buf is valid. The lock guards its name, which is
-        // null or a string.
+        // SAFETY: By the type invariant the dma-buf is valid. The lock guards its name: null or a
+        // string.
         unsafe {
             bindings::spin_lock(&raw mut (*raw).name_lock);
             if !(*raw).name.is_null() {
@@ -163,17 +164,16 @@ impl DmaBuf {
         buf
     }
 
-    /// Returns how many references there are: file descriptors, mappings of userspace, importers,
-    /// and code that works with the buffer. They may change meanwhile.
+    /// Returns the number of references: file descriptors, userspace mappings, importers and code
+    /// working with the buffer. It may change at any time.
     ///
     /// # Safety
     ///
-    /// There must be a reference to the file of the buffer, such as that of an importer that is
-    /// attached: the file may be gone while an `O_PATH` descriptor keeps the dentry, and so the
-    /// buffer.
+    /// There must be a reference to the file of the buffer, such as that of an attached importer:
+    /// the file may be gone while an `O_PATH` descriptor keeps the dentry and so the buffer.
     pub(crate) unsafe fn references(&self) -> usize {
-        // SAFETY: By the type invariant the dma-buf is valid, and by the safety requirements its
-        // file.
+        // SAFETY: The dma-buf is valid by the type invariant and its file by the safety
+        // requirements.
         unsafe { bindings::file_count((*self.as_raw()).file) as usize }
     }
 
@@ -187,32 +187,32 @@ impl DmaBuf {
         unsafe { DmaResv::from_raw((*self.as_raw()).resv) }
     }
 
-    /// Prepares the buffer for access by the CPU and waits for the work that `dir` conflicts with.
+    /// Prepares the buffer for CPU access and waits for work conflicting with `dir`.
     ///
     /// The reservation must not be held. Mirrors `dma_buf_begin_cpu_access()`.
     ///
     /// # Errors
     ///
-    /// What the exporter returns, or `ERESTARTSYS` if a signal ends the wait.
+    /// The error of the exporter, or `ERESTARTSYS` if a signal ends the wait.
     pub fn begin_cpu_access(&self, dir: DataDirection) -> Result {
         // SAFETY: By the type invariant the dma-buf is valid.
         to_result(unsafe { bindings::dma_buf_begin_cpu_access(self.as_raw(), dir.into()) })
     }
 
-    /// Ends what [`Self::begin_cpu_access`] began.
+    /// Ends an access begun by [`Self::begin_cpu_access`].
     ///
     /// The reservation must not be held. Mirrors `dma_buf_end_cpu_access()`.
     ///
     /// # Errors
     ///
-    /// What the exporter returns.
+    /// The error of the exporter.
     pub fn end_cpu_access(&self, dir: DataDirection) -> Result {
         // SAFETY: By the type invariant the dma-buf is valid.
         to_result(unsafe { bindings::dma_buf_end_cpu_access(self.as_raw(), dir.into()) })
     }
 }
 
-/// Turns the direction that a C caller passed into the Rust type.
+/// Converts a direction passed by C code to the Rust type.
 pub(crate) fn direction(raw: bindings::dma_data_direction) -> DataDirection {
     match raw {
         bindings::dma_data_direction::DMA_TO_DEVICE => DataDirection::ToDevice,

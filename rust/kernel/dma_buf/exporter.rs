@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The exporter of a buffer: what a driver implements.
+//! The exporter's side of a buffer, implemented by a driver.
 //!
 //! A driver implements [`Exporter`] and puts the table of its C operations into a `static`
-//! ([`Ops::new`]). The dma-buf core calls `struct dma_buf_ops` in `ops` and in `cpu`, and nowhere
-//! else. The rest is in
+//! ([`Ops::new`]). The callbacks of `struct dma_buf_ops` are in `ops` and `cpu` only. The rest is
+//! in
 //!
-//! - [`exports`]: the buffers that one bound driver has exported, and their revocation,
+//! - [`exports`]: the buffers exported by one bound driver and their revocation,
 //! - `mapping`: from ranges of a PCI BAR to the scatter table of an importer,
 //! - [`pages`]: from pages of system memory to the scatter table of an importer,
-//! - [`table`]: the scatter tables that importers have.
+//! - [`table`]: the scatter tables of importers.
 //!
 //! # Contract with `drivers/dma-buf/dma-buf.c`
 //!
@@ -23,26 +23,26 @@
 //! | [`unpin`](Exporter::unpin), [`unmap`](Exporter::unmap), the drop of a [`KernelMapping`] | held | maybe gone |
 //! | [`mmap`](Exporter::mmap), [`release`](Exporter::release) | not held | maybe gone |
 //!
-//! Where the device is bound, the callback gets a [`LockedBuffer`], which leads to
-//! [`Exporter::Bound`]. After the buffer was revoked these callbacks are not called any more, and
-//! the importer gets `ENODEV`.
+//! Where the device is bound, the callback gets a [`LockedBuffer`] with access to
+//! [`Exporter::Bound`]. Once the buffer is revoked, these callbacks are no longer called: the
+//! importer gets `ENODEV`.
 //!
 //! # Locking
 //!
 //! The reservation of a buffer ([`DmaBuf::resv`]) is held whenever the buffer is pinned, mapped,
-//! unmapped or invalidated. Views that need it ([`LockedBuffer`], [`LockedAttachment`]) are only
+//! unmapped or invalidated. Views needing it ([`LockedBuffer`], [`LockedAttachment`]) are only
 //! handed out while it is held. The order is:
 //!
-//! 1. the attachment mutex of an importer (sleeps, taken in [`Attachment::with`]), or the
-//!    `mmap_lock` of a process that accesses a buffer,
+//! 1. the attachment mutex of an importer (sleeps; taken in [`Attachment::with`]) or the
+//!    `mmap_lock` of a process accessing a buffer,
 //! 2. the reservation of the buffer,
-//! 3. the list of a driver's exports, which is not held while another lock is taken; the locks of
-//!    the areas of a file, which a revocation takes.
+//! 3. the mutex of a driver's exports (no other lock is taken under it), and the locks of a file's
+//!    mappings, which a revocation takes.
 //!
 //! # Examples
 //!
-//! Two devices without hardware: one exports a buffer that only the kernel can map, the other
-//! attaches to it, pins it, and loses it when the exporter is unbound.
+//! Two devices without hardware. One exports a buffer mappable by the kernel only. The other
+//! attaches to it and pins it, and loses it when the exporter is unbound.
 //!
 //! ```
 //! use kernel::{
@@ -332,20 +332,20 @@ use crate::{
 };
 use core::marker::PhantomData;
 
-/// The proof that the dma-buf core has asked for the mapping of a buffer for the kernel: it drops the
-/// mapping with the reservation held.
+/// The proof of a vmap request by the dma-buf core: the core drops the mapping with the reservation
+/// held.
 pub struct VmapRequest<E>(PhantomData<fn(E)>);
 
-/// All of a buffer, mapped into the kernel until the value is dropped: what [`Exporter::vmap`]
-/// returns.
+/// A whole buffer mapped into the kernel until the value is dropped, as returned by
+/// [`Exporter::vmap`].
 ///
-/// [`PagesMapping`](pages::PagesMapping) is one of system memory.
+/// [`PagesMapping`](pages::PagesMapping) maps system memory.
 ///
 /// # Safety
 ///
-/// [`Self::size`] bytes of the kernel's address space from [`Self::map`] on, which is not null, are
-/// memory of the kind that it says until the value is dropped. They may be read and written at any
-/// time, and there is no reference to them. Both methods always return the same.
+/// Until the value is dropped, [`Self::size`] bytes of kernel address space from the non-null
+/// [`Self::map`] on are memory of the kind that `map` says. They may be read and written at any
+/// time. There is no reference to them. Both methods always return the same.
 pub unsafe trait KernelMapping: Send {
     /// Returns where the memory is mapped.
     fn map(&self) -> IosysMap;
@@ -360,12 +360,12 @@ pub type BoundOf<'a, E> = <<E as Exporter>::Bound as ForLt>::Of<'a>;
 /// A driver that exports buffers.
 ///
 /// There is one value for each buffer. It is dropped when the last reference to the buffer is put,
-/// which may be long after the driver was unbound. What only exists while the driver is bound
-/// belongs into [`Self::Bound`].
+/// maybe long after the unbind of the driver. Data existing only while the driver is bound belongs
+/// into [`Self::Bound`].
 ///
 /// # Examples
 ///
-/// Pages of system memory, which importers and the CPU may access:
+/// Pages of system memory for importers and the CPU:
 ///
 /// ```
 /// use kernel::{
@@ -462,43 +462,43 @@ pub type BoundOf<'a, E> = <<E as Exporter>::Bound as ForLt>::Of<'a>;
 /// `MapRequest::map_mmio` has an example of memory in a BAR.
 #[vtable]
 pub trait Exporter: Sized + Send + Sync + 'static {
-    /// The data of the bound device that the callbacks need: the provider of a BAR, a BAR, a lock.
+    /// The data of the bound device for the callbacks, such as the provider of a BAR, a BAR or a
+    /// lock.
     ///
-    /// The driver makes it when it binds, and no callback can reach it once the buffer is revoked.
-    /// The type is covariant: otherwise a callback could store a reference in it that outlives the
-    /// callback.
+    /// The driver creates it when it binds. No callback can reach it once the buffer is revoked.
+    /// The type is covariant so that a callback cannot leave one of its own references in it.
     type Bound: CovariantForLt + 'static;
 
-    /// The resources that [`attach`](Self::attach) needs but cannot acquire while the reservation
-    /// is held, such as a runtime PM guard.
+    /// The resources for [`attach`](Self::attach) that cannot be acquired under the reservation,
+    /// such as a runtime PM guard.
     type Prepared;
 
-    /// The data that the exporter keeps for each attachment.
+    /// The exporter's data of each attachment.
     type Attachment: Send + Sync + 'static;
 
-    /// The name of the exporter, as `/sys/kernel/debug/dma_buf/bufinfo` shows it.
+    /// The name of the exporter as shown by `/sys/kernel/debug/dma_buf/bufinfo`.
     const NAME: &'static CStr;
 
     /// The table of operations of this exporter.
     ///
-    /// It refers to a `static`: the address of the table identifies the exporter of a dma-buf, and
-    /// a table that the compiler makes for a constant may have several addresses. For a buffer with
-    /// another table [`exporter_of`] returns nothing, and [`with_exporter`] fails.
+    /// It refers to a `static` because the address of the table identifies the exporter of a
+    /// dma-buf. A table created by the compiler for a constant may have several addresses. For a
+    /// buffer with another table [`exporter_of`] returns nothing and [`with_exporter`] fails.
     const OPS: &'static Ops<Self>;
 
-    /// An importer is about to attach. The reservation is not held, and the device may be gone.
+    /// Prepares the attach of an importer. The reservation is not held, and the device may be gone.
     fn prepare_attach(&self) -> Self::Prepared;
 
-    /// An importer wants to use the buffer. `prepared` is what
-    /// [`prepare_attach`](Self::prepare_attach) returned.
+    /// Accepts or refuses an importer. `prepared` was returned by
+    /// [`prepare_attach`](Self::prepare_attach).
     ///
-    /// Called with the reservation held, before the attachment can be seen by others. Here the
-    /// exporter decides whether and how the importer can reach the buffer. If it accepts the
-    /// importer, [`LockedBuffer::attachments`] has it from then on.
+    /// Called with the reservation held, before other code can see the attachment. The exporter
+    /// decides here whether and how the importer can reach the buffer.
+    /// [`LockedBuffer::attachments`] includes an accepted importer from then on.
     ///
     /// # Errors
     ///
-    /// An error refuses the importer; `EOPNOTSUPP` says that it cannot reach the buffer.
+    /// An error refuses the importer; `EOPNOTSUPP` means it has no way to reach the buffer.
     fn attach(
         &self,
         cx: &LockedBuffer<'_, Self>,
@@ -506,14 +506,15 @@ pub trait Exporter: Sized + Send + Sync + 'static {
         prepared: Self::Prepared,
     ) -> Result<Self::Attachment>;
 
-    /// An importer has detached. The reservation is not held.
+    /// Releases the data of an attachment after the importer has detached. The reservation is not
+    /// held.
     fn detach(&self, buf: &DmaBuf, attachment: Self::Attachment) {
         let _ = (buf, attachment);
     }
 
-    /// The buffer must stay where it is until [`unpin`](Self::unpin).
+    /// Keeps the buffer where it is until [`unpin`](Self::unpin).
     ///
-    /// Calls nest, for one attachment and for several. An exporter has both callbacks or neither.
+    /// Calls nest for one attachment and for several. An exporter has both callbacks or neither.
     ///
     /// # Errors
     ///
@@ -523,16 +524,15 @@ pub trait Exporter: Sized + Send + Sync + 'static {
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// The buffer may move again.
+    /// Allows the buffer to move again.
     fn unpin(&self, buf: &DmaBuf, at: &Attached<'_, Self>) {
         let _ = (buf, at);
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Gives the importer a scatter table of the buffer. May sleep.
+    /// Creates a scatter table of the buffer for the importer. May sleep.
     ///
-    /// Each call makes one table. A mapping that the exporter has made and does not return is
-    /// unmapped.
+    /// Each call creates one table. A mapping created but not returned is unmapped.
     ///
     /// # Errors
     ///
@@ -544,15 +544,15 @@ pub trait Exporter: Sized + Send + Sync + 'static {
         dir: DataDirection,
     ) -> Result<Mapping<'r>>;
 
-    /// A mapping of the importer is gone.
+    /// Called after an importer's mapping is gone.
     fn unmap(&self, at: &Attached<'_, Self>) {
         let _ = at;
     }
 
-    /// The CPU is about to access the buffer.
+    /// Prepares the buffer for CPU access.
     ///
-    /// Called with the reservation held, after the fences of conflicting work of devices have
-    /// signalled: those of writes and, for an access that writes, those of reads too.
+    /// Called with the reservation held. The fences of conflicting device work have signalled:
+    /// writes, and reads too if the CPU writes.
     ///
     /// # Errors
     ///
@@ -562,7 +562,7 @@ pub trait Exporter: Sized + Send + Sync + 'static {
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// The CPU is done with the buffer. Called with the reservation held.
+    /// Ends a CPU access to the buffer. Called with the reservation held.
     ///
     /// # Errors
     ///
@@ -572,19 +572,19 @@ pub trait Exporter: Sized + Send + Sync + 'static {
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Returns the pages of a buffer that is in system memory, for the CPU.
+    /// Returns the pages of a buffer in system memory for CPU access.
     ///
-    /// An exporter that has it does not implement [`mmap`](Self::mmap) nor [`vmap`](Self::vmap):
-    /// the buffer is mapped into the kernel as a whole, and into processes page by page, when they
-    /// access it. These mappings keep the pages. The mappings of processes are removed when the
-    /// buffer is revoked, and an access raises `SIGBUS` from then on.
+    /// An exporter with this callback implements neither [`mmap`](Self::mmap) nor
+    /// [`vmap`](Self::vmap). The buffer is mapped into the kernel as a whole and into processes
+    /// page by page on access. These mappings keep the pages. The mappings of processes are removed
+    /// when the buffer is revoked: a later access raises `SIGBUS`.
     ///
-    /// Called with the reservation held. The pages add up to the size of the buffer, and are the
+    /// Called with the reservation held. The pages add up to the size of the buffer and are the
     /// same each time.
     ///
     /// # Errors
     ///
-    /// Returned to the caller, `SIGBUS` to a process that accesses the buffer.
+    /// Returned to the caller; a process accessing the buffer gets `SIGBUS`.
     fn pages(&self, cx: &LockedBuffer<'_, Self>) -> Result<Arc<Pages>> {
         let _ = cx;
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
@@ -592,9 +592,9 @@ pub trait Exporter: Sized + Send + Sync + 'static {
 
     /// Maps the buffer into a process. The reservation is not held; the range is inside the buffer.
     ///
-    /// The mapping of a process stays when the buffer is revoked, unless the exporter unmaps it, as
-    /// DRM does with GEM objects when their device is unplugged. Mappings of
-    /// [`pages`](Self::pages) are unmapped.
+    /// The mapping of a process outlives a revocation unless the exporter unmaps it. DRM does so
+    /// with GEM objects when their device is unplugged. Mappings of [`pages`](Self::pages) are
+    /// unmapped.
     ///
     /// # Errors
     ///
@@ -604,16 +604,16 @@ pub trait Exporter: Sized + Send + Sync + 'static {
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// Maps all of the buffer into the kernel; called for the first user only. The mapping is
+    /// Maps the whole buffer into the kernel. Called for the first user only; the mapping is
     /// dropped after the last one, with the reservation held.
     ///
-    /// An unbind waits until I/O memory is not mapped any more. Other memory stays valid until it
-    /// is unmapped, also after an unbind. Later users share the mapping of the first, also after
-    /// the buffer was revoked, because the core does not call the exporter for them.
+    /// An unbind waits until I/O memory is no longer mapped. Other memory stays valid until it is
+    /// unmapped, even after an unbind. Later users share the first mapping, even after a
+    /// revocation, because the core does not call the exporter for them.
     ///
     /// # Errors
     ///
-    /// Returned to the caller, which gets `EINVAL` if the mapping has another size than the buffer.
+    /// Returned to the caller. It gets `EINVAL` if the mapping differs in size from the buffer.
     fn vmap(
         &self,
         cx: &LockedBuffer<'_, Self>,
@@ -623,13 +623,13 @@ pub trait Exporter: Sized + Send + Sync + 'static {
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// The buffer is revoked: the mappings of importers are about to be invalidated.
+    /// Called when the buffer is revoked, before the mappings of importers are invalidated.
     ///
-    /// Called with the reservation held. Callbacks that take a [`LockedBuffer`] are not called
-    /// after it. The file of the buffer may be gone already, so there is no [`DmaBuf`] of which a
-    /// reference could be taken.
+    /// The reservation is held. Callbacks with a [`LockedBuffer`] are not called afterwards. No
+    /// [`DmaBuf`] is passed: the file of the buffer may be gone already, so no reference to it
+    /// could be taken.
     fn revoke(&self) {}
 
-    /// The last reference to the buffer was put. The value is dropped right after.
+    /// Called after the last reference to the buffer was put. The value is dropped right after.
     fn release(&self) {}
 }

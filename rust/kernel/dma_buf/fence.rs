@@ -2,41 +2,40 @@
 
 //! Fences.
 //!
-//! A fence stands for work that a device has yet to finish. It is signalled once, with or without
-//! an error, and never again. A fence has two sides:
+//! A fence stands for unfinished work of a device. It is signalled exactly once, with or without an
+//! error. A fence has two sides:
 //!
-//! - [`Fence`] is shared. Its holders can wait for it, read its state, or have a function called
-//!   when it signals ([`FenceCallbackRegistration`]). A fence that may be a container of fences, as
-//!   one that userspace passes, is an [`AnyFence`].
-//! - [`DriverFence`] belongs to the driver that does the work. There is one per fence, and it
-//!   signals the fence. Dropping it signals too, so that no waiter is left when work is given up.
+//! - [`Fence`] is shared. Its holders can wait for it, read its state or have a function called
+//!   when it signals ([`FenceCallbackRegistration`]). An [`AnyFence`] may also be a container of
+//!   fences, such as one passed by userspace.
+//! - [`DriverFence`] belongs to the driver doing the work. There is one per fence and it signals
+//!   the fence. Dropping it signals too, so no waiter is left when work is given up.
 //!
-//! Fences are made on a [`FenceContext`], a line of work whose fences signal in the order in which
-//! they were made. Making a fence takes two steps: [`FenceContext::new_fence_allocation`] allocates
-//! the memory and may fail, [`FenceAllocation::new_fence`] cannot fail.
+//! Fences are created on a [`FenceContext`], a line of work whose fences signal in the order of
+//! their creation. This takes two steps: [`FenceContext::new_fence_allocation`] allocates the
+//! memory and may fail; [`FenceAllocation::new_fence`] cannot fail.
 //!
 //! # Signalling
 //!
 //! Other tasks wait for fences while they hold reservations and while they reclaim memory. So the
-//! code that runs between the publication of a fence and its signal must not take a reservation,
-//! nor allocate memory in a way that can wait. [`SignallingSection`] marks this code for lockdep.
+//! code between the publication of a fence and its signal must neither take a reservation nor
+//! allocate memory in a way that can wait. [`SignallingSection`] marks this code for lockdep.
 //!
 //! # Lifetime
 //!
-//! A fence may be in use long after the driver that made it is gone. Therefore no part of a fence
-//! belongs to the driver: the memory, the names and the table of operations belong to the kernel,
-//! and the core frees the memory. The data that the driver attaches to a fence is kept in the
-//! [`DriverFence`] and dropped with it.
+//! A fence may be in use long after its driver is gone. Therefore no part of a fence belongs to the
+//! driver: the memory, the names and the table of operations belong to the kernel. The core frees
+//! the memory. The driver's data of a fence is kept in the [`DriverFence`] and dropped with it.
 //!
 //! # Locking
 //!
 //! Each fence has a spinlock of its own, which is held while callbacks run. The spinlock of a
-//! context is only held while a fence is made or work has ended, not while a fence is signalled.
+//! context is held while a fence is created and when work ends, but not while a fence is signalled.
 //! Both are taken with interrupts disabled.
 //!
 //! # Examples
 //!
-//! A job whose end is signalled by a worker.
+//! A worker signals the end of a job.
 //!
 //! ```
 //! use kernel::{
@@ -199,13 +198,13 @@ use core::{
     ptr::NonNull, //
 };
 
-/// A fence, or a container of several: a chain or an array, `struct dma_fence_chain` or
-/// `struct dma_fence_array`.
+/// A fence or a container of several: a chain (`struct dma_fence_chain`) or an array (`struct
+/// dma_fence_array`).
 ///
 /// Userspace passes such fences. The kernel can wait for the whole container, pass it on, or take
-/// it apart, because a reservation takes fences one by one
-/// ([`FenceSlot::add_fence`](crate::dma_resv::FenceSlot::add_fence)). A [`Fence`] can be used
-/// wherever an `AnyFence` is asked for.
+/// it apart for a reservation, which takes fences one by one
+/// ([`FenceSlot::add_fence`](crate::dma_resv::FenceSlot::add_fence)). A [`Fence`] can be used in
+/// place of an `AnyFence`.
 ///
 /// # Invariants
 ///
@@ -248,18 +247,18 @@ pub struct AnyFence(Opaque<bindings::dma_fence>);
 // SAFETY: A fence may be used and released from any task.
 unsafe impl Send for AnyFence {}
 
-// SAFETY: All methods that take `&self` are synchronized by the C side.
+// SAFETY: The C side synchronizes all methods taking `&self`.
 unsafe impl Sync for AnyFence {}
 
 // SAFETY: A `struct dma_fence` is reference counted.
 unsafe impl AlwaysRefCounted for AnyFence {
     fn inc_ref(&self) {
-        // SAFETY: The existence of a shared reference means that the reference count is not zero.
+        // SAFETY: A shared reference implies a nonzero reference count.
         unsafe { bindings::dma_fence_get(self.as_raw()) };
     }
 
     unsafe fn dec_ref(obj: NonNull<Self>) {
-        // SAFETY: The caller owns the reference that is dropped here.
+        // SAFETY: The caller owns the reference dropped here.
         unsafe { bindings::dma_fence_put(obj.cast().as_ptr()) };
     }
 }
@@ -273,15 +272,15 @@ impl AnyFence {
     /// zero during `'a`.
     #[inline]
     pub unsafe fn from_raw<'a>(ptr: *mut bindings::dma_fence) -> &'a Self {
-        // SAFETY: `AnyFence` is a transparent wrapper, and the caller promises validity.
+        // SAFETY: `AnyFence` is a transparent wrapper and the caller promises validity.
         unsafe { &*ptr.cast() }
     }
 
-    /// Takes over a reference to a fence that C code has returned.
+    /// Takes over a reference to a fence returned by C code.
     ///
     /// # Safety
     ///
-    /// `ptr` must be an initialized `struct dma_fence`, and come with a reference.
+    /// `ptr` must be an initialized `struct dma_fence` and come with a reference.
     #[inline]
     pub unsafe fn from_owned(ptr: NonNull<bindings::dma_fence>) -> ARef<Self> {
         // SAFETY: As promised by the caller.
@@ -294,7 +293,7 @@ impl AnyFence {
         self.0.get()
     }
 
-    /// Returns the number of the context that the fence was made on.
+    /// Returns the number of the context of the fence.
     ///
     /// May be called from any context.
     #[inline]
@@ -312,7 +311,8 @@ impl AnyFence {
         unsafe { (*self.as_raw()).seqno }
     }
 
-    /// Returns whether the fence has signalled. A container has once all of its fences have.
+    /// Returns whether the fence has signalled. A container has signalled once all of its fences
+    /// have.
     ///
     /// May be called from any context. Mirrors `dma_fence_is_signaled()`.
     #[inline]
@@ -321,11 +321,11 @@ impl AnyFence {
         unsafe { bindings::dma_fence_is_signaled(self.as_raw()) }
     }
 
-    /// Returns how the work ended, or nothing if the fence has not signalled yet. A chain does not
-    /// report the errors of its parts.
+    /// Returns the result of the work, or nothing if the fence has not signalled yet. A chain does
+    /// not report the errors of its parts.
     ///
-    /// May be called from any context, but not from a callback of this fence, because it takes the
-    /// lock of the fence. Mirrors `dma_fence_get_status()`.
+    /// May be called from any context but a callback of this fence, because it takes the lock of
+    /// the fence. Mirrors `dma_fence_get_status()`.
     pub fn status(&self) -> Option<Result> {
         // SAFETY: By the type invariant the fence is initialized.
         match unsafe { bindings::dma_fence_get_status(self.as_raw()) } {
@@ -336,7 +336,7 @@ impl AnyFence {
 
     /// Waits until the fence signals. With `interruptible` a signal to the task ends the wait.
     ///
-    /// How the work ended is not a result of the wait; see [`Self::status`].
+    /// The result of the wait is not that of the work; see [`Self::status`].
     ///
     /// Sleeps, so it must not be called in a [`SignallingSection`]. Mirrors `dma_fence_wait()`.
     ///
@@ -348,7 +348,7 @@ impl AnyFence {
         self.wait_timeout(interruptible, Jiffies::MAX).map(|_| ())
     }
 
-    /// Waits until the fence signals, for `timeout` at most. Returns the rest of the timeout, at
+    /// Waits until the fence signals or the timeout is over. Returns the rest of the timeout, at
     /// least 1.
     ///
     /// A timeout of 0 does not wait. A timeout of `MAX_SCHEDULE_TIMEOUT` or more has no end.
@@ -361,7 +361,7 @@ impl AnyFence {
     /// - `ETIME` if the fence has not signalled in time.
     /// - `ERESTARTSYS` if a signal to the task arrived.
     pub fn wait_timeout(&self, interruptible: bool, timeout: Jiffies) -> Result<Jiffies> {
-        // CAST: `MAX_SCHEDULE_TIMEOUT` is `LONG_MAX`, which both types hold.
+        // CAST: `MAX_SCHEDULE_TIMEOUT` is `LONG_MAX` and fits both types.
         let timeout = timeout.min(c_long::MAX as Jiffies) as c_long;
 
         // SAFETY: By the type invariant the fence is initialized.
@@ -370,8 +370,8 @@ impl AnyFence {
         })
     }
 
-    /// Returns the fences that this fence consists of. Of a chain, links behind the first one that
-    /// have signalled are left out.
+    /// Returns the fences in this fence. Signalled links of a chain behind the first one are left
+    /// out.
     ///
     /// Mirrors `dma_fence_unwrap_for_each()`.
     pub fn parts(&self) -> Parts<'_> {
@@ -379,10 +379,10 @@ impl AnyFence {
     }
 }
 
-/// A fence that is no container, `struct dma_fence`.
+/// A fence other than a container, `struct dma_fence`.
 ///
-/// Fences of all drivers are of this type, whether they are written in Rust or in C. It
-/// dereferences to [`AnyFence`], which has the methods.
+/// Fences of all drivers, in Rust and in C, are of this type. It dereferences to [`AnyFence`],
+/// which has the methods.
 ///
 /// # Invariants
 ///
@@ -390,7 +390,7 @@ impl AnyFence {
 #[repr(transparent)]
 pub struct Fence(AnyFence);
 
-// SAFETY: The references are those of the `AnyFence`, and the type is a transparent wrapper of it.
+// SAFETY: The references are those of the `AnyFence` and the type is a transparent wrapper of it.
 unsafe impl AlwaysRefCounted for Fence {
     fn inc_ref(&self) {
         self.0.inc_ref();
@@ -407,11 +407,11 @@ impl Fence {
     ///
     /// # Safety
     ///
-    /// `ptr` must point to an initialized `struct dma_fence` whose reference count does not drop to
-    /// zero during `'a`, and which is not a container.
+    /// `ptr` must point to an initialized `struct dma_fence` other than a container. Its reference
+    /// count must not drop to zero during `'a`.
     #[inline]
     pub unsafe fn from_raw<'a>(ptr: *mut bindings::dma_fence) -> &'a Self {
-        // SAFETY: `Fence` is a transparent wrapper, and the caller promises validity.
+        // SAFETY: `Fence` is a transparent wrapper and the caller promises validity.
         unsafe { &*ptr.cast() }
     }
 }
@@ -428,7 +428,7 @@ impl Deref for Fence {
 impl From<ARef<Fence>> for ARef<AnyFence> {
     #[inline]
     fn from(fence: ARef<Fence>) -> Self {
-        // SAFETY: A `Fence` is a transparent wrapper of an `AnyFence`, whose reference passes on.
+        // SAFETY: A `Fence` is a transparent wrapper of an `AnyFence`. Its reference passes on.
         unsafe { ARef::from_raw(ARef::into_raw(fence).cast()) }
     }
 }
@@ -440,10 +440,10 @@ impl From<&Fence> for ARef<AnyFence> {
     }
 }
 
-/// Converts the return value of the C functions that wait for fences.
+/// Converts the return value of the C functions waiting for fences.
 pub(crate) fn wait_result(ret: c_long) -> Result<Jiffies> {
     match ret {
-        // CAST: A negative result is an errno, which fits an `int`.
+        // CAST: A negative result is an errno and fits an `int`.
         ..0 => Err(Error::from_errno(ret as i32)),
         0 => Err(ETIME),
         // CAST: The number is positive.

@@ -2,7 +2,7 @@
 
 //! The importer of a buffer.
 //!
-//! There are four classes of importers, told apart by their type:
+//! There are four classes of importers, distinguished by their type:
 //!
 //! | class | type | peer-to-peer memory | moves |
 //! |---|---|---|---|
@@ -12,20 +12,20 @@
 //! | dynamic | the same with `invalidate`, not pinned | if it opts in | yes, it maps again |
 //!
 //! An attachment has one slot for a mapping, guarded by the reservation of the buffer. A mapping
-//! can only be accessed while the reservation is held ([`Attachment::with`]), and is unmapped
-//! before the buffer is detached. So no reference to a table outlives the lock, and no table
-//! outlives the attachment. The unbind of the importing device detaches the buffer even if the
-//! attachment has other references.
+//! can only be accessed while the reservation is held ([`Attachment::with`]) and is unmapped before
+//! the buffer is detached. So no reference to a table outlives the lock and no table outlives the
+//! attachment. The unbind of the importing device detaches the buffer even if the attachment has
+//! other references.
 //!
-//! A device that can stop using a buffer at any time implements
+//! If a device can stop using a buffer at any time, its importer implements
 //! [`invalidate`](Importer::invalidate): the buffer may move and an unbind of the exporter does not
 //! wait for the importer. Exporters of VRAM may refuse other importers. `drivers/misc/edu_peer` has
 //! importers of all classes.
 //!
-//! A device that uses the table without the reservation adds a fence to the reservation before
-//! ([`MappingSlot::resv`]). `invalidate` stops new uses and does not wait for old ones: the table
-//! stays mapped until their fences have signalled. A driver that reserves several buffers takes
-//! their attachments by [`Attachment::locked`].
+//! Before a device uses the table without the reservation, its driver adds a fence to the
+//! reservation ([`MappingSlot::resv`]). `invalidate` stops new uses and does not wait for old ones:
+//! the table stays mapped until their fences have signalled. A driver holding several reservations
+//! uses [`Attachment::locked`].
 //!
 //! # Devices without PCI
 //!
@@ -40,7 +40,7 @@
 //! # Locking
 //!
 //! [`Attachment::with`] takes the mutex of the attachment, then the reservation of the buffer. A
-//! task that holds the reservation already uses [`Attachment::locked`], which takes no lock.
+//! task already holding the reservation uses [`Attachment::locked`] without taking a lock.
 //! [`Importer::invalidate`] is called with the reservation held and must not take it again.
 //!
 //! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
@@ -134,30 +134,31 @@ pub trait Importer: Sized + Send + Sync + 'static {
     /// Whether the importer takes addresses of peer-to-peer memory.
     const PEER2PEER: bool;
 
-    /// The mapping is invalid from now on: the buffer moves or is revoked.
+    /// Invalidates the mapping: the buffer moves or is revoked.
     ///
-    /// Called with the reservation held, maybe before [`Attachment::new`] has returned. When it
-    /// returns, or when the fences have signalled that the importer had added to the reservation,
-    /// the device must not use the mapping any more; it must be unmapped within bounded time, here
-    /// or later. A new mapping cannot be made here, because it would lead to the old place, nor can
-    /// a fence be added, because the exporter needs the slots that it has reserved for its own.
+    /// Called with the reservation held, maybe before [`Attachment::new`] has returned. Once this
+    /// callback has returned and the fences that the importer has added to the reservation have
+    /// signalled, the device must not use the mapping any more. The importer must unmap it within
+    /// bounded time, here or later. A new mapping cannot be created here because it would lead to
+    /// the old place. A fence cannot be added here because the exporter needs its reserved slots
+    /// for its own fences.
     ///
-    /// An importer that does not implement it must pin the buffer before it maps it.
+    /// An importer without it must pin the buffer before mapping it.
     fn invalidate(&self, at: &mut Invalidated<'_>) {
         let _ = at;
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
 }
 
-/// The state of an attachment that does not depend on the class of the importer.
+/// The state of an attachment independent of the class of the importer.
 ///
 /// # Invariants
 ///
-/// - `raw` is null or a valid attachment of `buf`. It is an attachment while `attached` is true,
-///   and is not detached while another task holds the reservation of `buf`.
-/// - The cells are only accessed with the reservation of `buf` held, or while there is no other
+/// - `raw` is null or a valid attachment of `buf`. It is an attachment while `attached` is true and
+///   is not detached while another task holds the reservation of `buf`.
+/// - The cells are only accessed with the reservation of `buf` held or while there is no other
 ///   reference to the state.
-/// - `sgt`, if not null, is the mapping of the attachment in the direction `dir`.
+/// - `sgt` is null or the mapping of the attachment in the direction `dir`.
 #[pin_data]
 struct State {
     buf: ARef<DmaBuf>,
@@ -183,8 +184,8 @@ unsafe impl Sync for State {}
 
 /// Returns the name of the lock class.
 ///
-/// The initializer of a [`State`] is instantiated in the modules that use it, but there is only one
-/// class: lockdep needs its name at one address, and the class outlives the modules.
+/// The initializer of a [`State`] is instantiated in the modules using it, but there is only one
+/// class. Lockdep needs its name at one address, and the class outlives the modules.
 #[inline(never)]
 fn lock_name() -> &'static CStr {
     c"dma_buf::Attachment"
@@ -206,7 +207,7 @@ impl State {
         })
     }
 
-    /// Calls `f` with the reservation held, if still attached.
+    /// Calls `f` with the reservation held if still attached.
     fn with<R>(&self, f: impl FnOnce(MappingSlot<'_>) -> Result<R>) -> Result<R> {
         let attached = self.attached.lock();
         if !*attached {
@@ -214,7 +215,7 @@ impl State {
         }
 
         let guard = self.buf.resv().lock();
-        // INVARIANT: The attachment is valid, and the reservation was just taken.
+        // INVARIANT: The attachment is valid and the reservation was just taken.
         let ret = f(MappingSlot {
             state: self,
             raw: self.raw.get(),
@@ -225,7 +226,7 @@ impl State {
         ret
     }
 
-    /// Calls `f` with the reservation held, if still attached and no other task has a lock.
+    /// Calls `f` with the reservation held if still attached and no other task has a lock.
     fn try_with<R>(&self, f: impl FnOnce(MappingSlot<'_>) -> Result<R>) -> Result<R> {
         let attached = self.attached.try_lock().ok_or(EAGAIN)?;
         if !*attached {
@@ -233,7 +234,7 @@ impl State {
         }
 
         let guard = self.buf.resv().try_lock().ok_or(EAGAIN)?;
-        // INVARIANT: The attachment is valid, and the reservation was just taken.
+        // INVARIANT: The attachment is valid and the reservation was just taken.
         let ret = f(MappingSlot {
             state: self,
             raw: self.raw.get(),
@@ -244,7 +245,7 @@ impl State {
         ret
     }
 
-    /// Unmaps, unpins and detaches, if still attached.
+    /// Unmaps, unpins and detaches if still attached.
     #[inline(never)]
     fn detach(&self) {
         let mut attached = self.attached.lock();
@@ -253,7 +254,7 @@ impl State {
         }
 
         let guard = self.buf.resv().lock();
-        // INVARIANT: The attachment is valid, and the reservation was just taken.
+        // INVARIANT: The attachment is valid and the reservation was just taken.
         let mut locked = LockedAttachment(MappingSlot {
             state: self,
             raw: self.raw.get(),
@@ -262,7 +263,7 @@ impl State {
         locked.unmap();
         // Only an importer with operations can have pinned.
         locked.unpin();
-        // INVARIANT: A task that takes the reservation from here on finds no attachment.
+        // INVARIANT: A task taking the reservation from here on finds no attachment.
         let raw = self.raw.replace(ptr::null_mut());
         drop(guard);
 
@@ -274,11 +275,11 @@ impl State {
     }
 }
 
-/// The slot for the mapping of an attachment, with the reservation of the buffer held.
+/// The slot for the mapping of an attachment with the reservation of the buffer held.
 ///
 /// # Invariants
 ///
-/// `raw` is the attachment of `state`, and the reservation of its buffer is held.
+/// `raw` is the attachment of `state` and the reservation of its buffer is held.
 pub struct MappingSlot<'a> {
     state: &'a State,
     raw: *mut bindings::dma_buf_attachment,
@@ -292,19 +293,19 @@ impl MappingSlot<'_> {
         &self.state.buf
     }
 
-    /// Maps the buffer for `dir`, unless it is mapped so already, and returns its table.
+    /// Maps the buffer for `dir` unless it is mapped so already. Returns its table.
     ///
-    /// When this returns, moves of the buffer that were under way are complete. A mapping that was
-    /// invalidated and not unmapped since is replaced, so the device must not use it any more.
-    /// Mirrors `dma_buf_map_attachment()`.
+    /// When this returns, ongoing moves of the buffer are complete. An invalidated mapping not
+    /// unmapped since is replaced, so the device must not use it any more. Mirrors
+    /// `dma_buf_map_attachment()`.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the importer has no [`invalidate`](Importer::invalidate) and has not pinned
-    ///   the buffer, or if `dir` is none.
+    /// - `EINVAL` if `dir` is none or if the importer has no [`invalidate`](Importer::invalidate)
+    ///   and has not pinned the buffer.
     /// - `EBUSY` if the buffer is mapped for another direction.
-    /// - `ENODEV` if the exporter is gone, and what else it returns.
-    /// - `ERESTARTSYS` if a signal arrived while it waited for a move.
+    /// - `ENODEV` if the exporter is gone, and its other errors.
+    /// - `ERESTARTSYS` if a signal arrived during the wait for a move.
     pub fn map(&mut self, dir: DataDirection) -> Result<&SGTable> {
         // For an importer without operations the core has waited.
         if self.map_without_wait(dir)? && self.state.dynamic {
@@ -317,14 +318,14 @@ impl MappingSlot<'_> {
         self.mapping().ok_or(EINVAL)
     }
 
-    /// As [`Self::map`], but moves of the buffer may be under way when this returns: work that uses
-    /// the mapping depends on the fences of [`Usage::Kernel`]. Returns whether the buffer was not
+    /// As [`Self::map`], but moves of the buffer may be ongoing when this returns: work using the
+    /// mapping depends on the fences of [`Usage::Kernel`]. Returns whether the buffer was not
     /// mapped before.
     ///
     /// # Errors
     ///
-    /// See there.
-    // Each first mapping goes through this, and the cost of one is compared with C.
+    /// See [`Self::map`].
+    // Each first mapping goes through this, and its cost is compared with C.
     #[inline(always)]
     pub(crate) fn map_without_wait(&mut self, dir: DataDirection) -> Result<bool> {
         let state = self.state;
@@ -347,10 +348,10 @@ impl MappingSlot<'_> {
             return Err(EINVAL);
         }
 
-        // SAFETY: The attachment is valid, and its reservation is held.
+        // SAFETY: The attachment is valid and its reservation is held.
         let sgt = from_err_ptr(unsafe { bindings::dma_buf_map_attachment(self.raw, dir.into()) })?;
 
-        // INVARIANT: The mapping was just made.
+        // INVARIANT: The mapping was just created.
         state.sgt.set(sgt);
         state.dir.set(dir);
         Ok(true)
@@ -362,7 +363,7 @@ impl MappingSlot<'_> {
         self.raw
     }
 
-    /// Returns the table of the mapping, if there is one that was not invalidated.
+    /// Returns the table of the mapping unless it was invalidated.
     #[inline]
     pub fn mapping(&self) -> Option<&SGTable> {
         if self.state.invalidated.get() {
@@ -370,12 +371,13 @@ impl MappingSlot<'_> {
         }
         let sgt = NonNull::new(self.state.sgt.get())?;
 
-        // SAFETY: The table is valid until it is unmapped, which needs `&mut self` or the
-        // reservation, which is held. It belongs to the importer, so others do not change it.
+        // SAFETY: The table is valid until it is unmapped. An unmap needs `&mut self` or the
+        // reservation, and the reservation is held. The table belongs to the importer, so other
+        // code does not change it.
         Some(unsafe { SGTable::from_raw(sgt.as_ptr()) })
     }
 
-    /// Returns the table of the mapping, also of one that was invalidated and is still there.
+    /// Returns the table of the mapping, even if it was invalidated and is still there.
     #[inline]
     pub(crate) fn kept(&self) -> Option<&SGTable> {
         let sgt = NonNull::new(self.state.sgt.get())?;
@@ -384,16 +386,16 @@ impl MappingSlot<'_> {
         Some(unsafe { SGTable::from_raw(sgt.as_ptr()) })
     }
 
-    /// Returns whether there is a mapping that was invalidated.
+    /// Returns whether there is an invalidated mapping.
     #[inline]
     pub(crate) fn is_invalidated(&self) -> bool {
         self.state.invalidated.get()
     }
 
-    /// Returns the view of the reservation by which fences are added.
+    /// Returns the view of the reservation for adding fences.
     ///
-    /// A device that goes on to use the mapping after the reservation is unlocked has a fence
-    /// there, and a task that moves the buffer waits for it.
+    /// A device using the mapping after the reservation is unlocked needs a fence there. A task
+    /// moving the buffer waits for it.
     #[inline]
     pub fn resv(&mut self) -> LockedResv<'_> {
         // SAFETY: By the type invariant the reservation is held. For as long as `self` is borrowed
@@ -410,7 +412,7 @@ impl MappingSlot<'_> {
         self.state.invalidated.set(false);
 
         if !sgt.is_null() {
-            // SAFETY: This is the mapping of the attachment in that direction, and the reservation
+            // SAFETY: This is the mapping of the attachment in this direction and the reservation
             // is held.
             unsafe {
                 bindings::dma_buf_unmap_attachment(self.raw, sgt, self.state.dir.get().into());
@@ -441,16 +443,17 @@ impl DerefMut for LockedAttachment<'_> {
 }
 
 impl LockedAttachment<'_> {
-    /// Makes the buffer stay where it is. Does nothing if it is pinned by this attachment.
+    /// Pins the buffer so that it stays where it is. Does nothing if it is pinned by this
+    /// attachment.
     ///
     /// Mirrors `dma_buf_pin()`.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the exporter is gone, and what else it returns.
+    /// `ENODEV` if the exporter is gone, and its other errors.
     pub fn pin(&mut self) -> Result {
         if !self.state.pinned.get() {
-            // SAFETY: The attachment has operations, and its reservation is held.
+            // SAFETY: The attachment has operations and its reservation is held.
             to_result(unsafe { bindings::dma_buf_pin(self.raw) })?;
             self.state.pinned.set(true);
         }
@@ -468,7 +471,7 @@ impl LockedAttachment<'_> {
             }
             self.state.pinned.set(false);
 
-            // SAFETY: The attachment is pinned, and its reservation is held.
+            // SAFETY: The attachment is pinned and its reservation is held.
             unsafe { bindings::dma_buf_unpin(self.raw) };
         }
     }
@@ -480,7 +483,7 @@ impl LockedAttachment<'_> {
     }
 }
 
-/// An attachment whose mapping was invalidated, with the reservation held: see
+/// An attachment with an invalidated mapping and the reservation held: see
 /// [`Importer::invalidate`].
 ///
 /// The importer can only unmap and unpin.
@@ -516,7 +519,7 @@ impl Invalidated<'_> {
     }
 }
 
-/// The private data of an importer, to which the core is given a pointer.
+/// The private data of an importer; the core is given a pointer to it.
 #[pin_data]
 struct Inner<I> {
     importer: I,
@@ -524,7 +527,7 @@ struct Inner<I> {
     state: State,
 }
 
-/// The value that devres owns: dropping it detaches.
+/// The value owned by devres: dropping it detaches.
 struct Detach<I>(Arc<Inner<I>>);
 
 impl<I> Drop for Detach<I> {
@@ -533,9 +536,9 @@ impl<I> Drop for Detach<I> {
     }
 }
 
-/// A device attached to a buffer, by an importer that manages pinning itself.
+/// A device attached to a buffer by an importer that manages pinning itself.
 ///
-/// It is detached when the value is dropped, or when the driver of the device is unbound, whichever
+/// It is detached when the value is dropped or when the driver of the device is unbound, whichever
 /// comes first. Detaching unmaps and unpins.
 pub struct Attachment<I: Importer> {
     inner: Arc<Inner<I>>,
@@ -559,7 +562,7 @@ impl<I: Importer> Attachment<I> {
     /// # Errors
     ///
     /// - `EOPNOTSUPP` if the exporter has no way to serve the device.
-    /// - `ENODEV` if the exporter is gone, and what else it returns.
+    /// - `ENODEV` if the exporter is gone, and its other errors.
     /// - `ENOMEM` if memory runs out.
     pub fn new(buf: ARef<DmaBuf>, dev: &Device<Bound>, importer: I) -> Result<Self> {
         let inner = Arc::pin_init(
@@ -576,7 +579,7 @@ impl<I: Importer> Attachment<I> {
         })
     }
 
-    /// Returns a handle of the attachment for work that may run after it was detached.
+    /// Returns a handle of the attachment for work that may run after the detach.
     #[inline]
     pub(crate) fn handle(&self) -> AttachmentHandle<I> {
         AttachmentHandle(self.inner.clone())
@@ -602,28 +605,29 @@ impl<I: Importer> Attachment<I> {
     /// # Errors
     ///
     /// - `ENODEV` if the device was unbound.
-    /// - What `f` returns.
+    /// - The errors of `f`.
     pub fn with<R>(&self, f: impl FnOnce(&mut LockedAttachment<'_>) -> Result<R>) -> Result<R> {
         self.inner.state.with(|slot| f(&mut LockedAttachment(slot)))
     }
 
     /// As [`Self::with`], but never sleeps to take a lock.
     ///
-    /// For code that holds a lock which others need to signal a fence.
+    /// For code holding a lock that others need to signal a fence.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if another task has the reservation, and those of [`Self::with`].
+    /// `EAGAIN` if another task has the reservation or the mutex of the attachment, and the errors
+    /// of [`Self::with`].
     pub fn try_with<R>(&self, f: impl FnOnce(&mut LockedAttachment<'_>) -> Result<R>) -> Result<R> {
         self.inner
             .state
             .try_with(|slot| f(&mut LockedAttachment(slot)))
     }
 
-    /// Returns the view of the attachment, for a task that holds the reservation already.
+    /// Returns the view of the attachment for a task already holding the reservation.
     ///
-    /// The device stays bound and attached as long as the view exists. Slots for fences that were
-    /// reserved before are lost: the exporter may use them when it moves the buffer.
+    /// The device stays bound and attached as long as the view exists. Slots for fences reserved
+    /// before are lost: the exporter may use them when it moves the buffer.
     ///
     /// # Errors
     ///
@@ -642,8 +646,8 @@ impl<I: Importer> Attachment<I> {
             return Err(ENODEV);
         }
 
-        // INVARIANT: The attachment is valid, and stays so while the reservation is held, which
-        // `resv` proves for as long as it is borrowed.
+        // INVARIANT: The attachment is valid and stays so while the reservation is held. `resv`
+        // proves this as long as it is borrowed.
         Ok(LockedAttachment(MappingSlot {
             state,
             raw,
@@ -653,12 +657,12 @@ impl<I: Importer> Attachment<I> {
 
     /// # Safety
     ///
-    /// Called by the core with an attachment that was made with [`Self::OPS`], with the reservation
+    /// Called by the core with an attachment created with [`Self::OPS`] and with the reservation
     /// held.
     unsafe extern "C" fn invalidate_callback(raw: *mut bindings::dma_buf_attachment) {
-        // SAFETY: `attach` passed the pointer, which is valid until the attachment is detached.
-        // While `dma_buf_dynamic_attach()` has not returned, only `State::raw` is missing, which
-        // the view below does not use.
+        // SAFETY: `attach` passed the pointer. It is valid until the attachment is detached. While
+        // `dma_buf_dynamic_attach()` has not returned, only `State::raw` is missing, which the view
+        // below does not use.
         let inner = unsafe { &*(*raw).importer_priv.cast::<Inner<I>>() };
 
         let state = &inner.state;
@@ -676,7 +680,7 @@ impl<I: Importer> Attachment<I> {
 }
 
 /// An [`Attachment`] that may be detached by now. It keeps references to the buffer and the
-/// importer, not to the device.
+/// importer but not to the device.
 pub(crate) struct AttachmentHandle<I>(Arc<Inner<I>>);
 
 impl<I: Importer> AttachmentHandle<I> {
@@ -696,7 +700,7 @@ impl<I: Importer> AttachmentHandle<I> {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if it was detached, and what `f` returns.
+    /// `ENODEV` if it was detached, and the errors of `f`.
     pub(crate) fn with<R>(
         &self,
         f: impl FnOnce(&mut LockedAttachment<'_>) -> Result<R>,
@@ -705,8 +709,7 @@ impl<I: Importer> AttachmentHandle<I> {
     }
 }
 
-/// A device attached to a buffer, by an importer for which the core pins the buffer while it is
-/// mapped.
+/// A device attached to a buffer by a static importer: the core pins the buffer while it is mapped.
 ///
 /// It is never given peer-to-peer memory. Otherwise it is like [`Attachment`].
 pub struct StaticAttachment {
@@ -762,7 +765,7 @@ impl StaticAttachment {
     }
 }
 
-/// Attaches `dev`, and lets devres own the value that detaches it.
+/// Attaches `dev` and lets devres own the value that detaches it.
 fn attach<I: Send + Sync + 'static>(
     inner: &Arc<Inner<I>>,
     dev: &Device<Bound>,
@@ -770,8 +773,8 @@ fn attach<I: Send + Sync + 'static>(
 ) -> Result<Devres<Detach<I>>> {
     let state = &inner.state;
 
-    // SAFETY: The buffer and the device are valid. `ops` is null or the static table of `I`, whose
-    // callback gets the pointer to `inner`, which lives until the attachment is detached.
+    // SAFETY: The buffer and the device are valid. `ops` is null or the static table of `I`. Its
+    // callback gets the pointer to `inner`, and `inner` lives until the attachment is detached.
     let raw = from_err_ptr(unsafe {
         bindings::dma_buf_dynamic_attach(
             state.buf.as_raw(),
@@ -781,8 +784,8 @@ fn attach<I: Send + Sync + 'static>(
         )
     })?;
 
-    // INVARIANT: The device is attached. Only `invalidate` may use the state already, and does not
-    // use `raw`.
+    // INVARIANT: The device is attached. Only `invalidate` may use the state already, and it does
+    // not use `raw`.
     state.raw.set(raw);
     *state.attached.lock() = true;
 

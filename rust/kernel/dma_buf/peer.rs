@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How an importer reaches memory behind a BAR, or the reason why it does not.
+//! The path of an importer to memory behind a BAR, or the reason for having none.
 //!
-//! Every exporter of such memory asks the same questions when an importer attaches: does it take
-//! peer-to-peer memory, is it a PCI device, is there a permitted route. [`Route`] has the answers.
-//! [`Route::path`] returns the [`PeerPath`] that follows from them, or the [`RouteError`].
+//! Every exporter of such memory checks the same facts when an importer attaches: whether it takes
+//! peer-to-peer memory, whether it is a PCI device and whether there is a permitted route.
+//! [`Route`] has these facts. [`Route::path`] returns the resulting [`PeerPath`] or [`RouteError`].
 //!
-//! Reasons that are not about the route are up to the exporter: `drm::gem::peer` adds those of
-//! objects in VRAM, such as their placement and the limits of what may be pinned.
+//! Reasons other than the route are up to the exporter: `drm::gem::peer` adds those of objects in
+//! VRAM, such as their placement and the limits of pinned memory.
 
 use super::exporter::AttachRequest;
 use crate::{
@@ -23,16 +23,16 @@ use crate::{
     prelude::*, //
 };
 
-/// A path by which an importer reaches memory behind a BAR.
+/// A path of an importer to memory behind a BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerPath {
     /// By PCI bus address: both devices are below one switch or bridge.
     Bus,
-    /// Through the host bridge, by IOVA where the importer is behind an IOMMU.
+    /// Through the host bridge, by IOVA if the importer is behind an IOMMU.
     HostBridge,
 }
 
-/// Why an importer has no path to memory behind a BAR.
+/// The reason why an importer has no path to memory behind a BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteError {
     /// The importer did not opt in to peer-to-peer memory; static importers never do.
@@ -45,7 +45,7 @@ pub enum RouteError {
 }
 
 impl RouteError {
-    /// Returns the name of the error, as logs have it.
+    /// Returns the name of the error for logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NoOptIn => "no-opt-in",
@@ -55,8 +55,8 @@ impl RouteError {
     }
 }
 
-/// Returns the PCI hops between an importer and the memory behind a BAR; [`None`] if there is no
-/// permitted route, or the importer is not a PCI device.
+/// Returns the number of PCI hops between an importer and the memory behind a BAR; [`None`] if
+/// there is no permitted route, or if the importer is not a PCI device.
 pub fn distance(provider: &Provider<'_>, importer: &device::Device) -> Option<u32> {
     if is_pci(importer) {
         provider.distance(importer)
@@ -69,7 +69,7 @@ fn is_pci(dev: &device::Device) -> bool {
     <&pci::Device>::try_from(dev).is_ok()
 }
 
-/// Returns the kind of mapping that PCI allows, if `client` can use its addresses.
+/// Returns `map_type` if `client` can use its addresses, else `NOT_SUPPORTED`.
 fn usable(provider: &Provider<'_>, client: &device::Device, map_type: MapType) -> MapType {
     if provider.is_in_mask_of(client, map_type) {
         map_type
@@ -85,15 +85,14 @@ pub struct Route {
     pub opted_in: bool,
     /// The importer is a PCI device.
     pub pci: bool,
-    /// The kind of mapping that PCI allows.
+    /// The kind of mapping allowed by PCI.
     pub map_type: MapType,
 }
 
 impl Route {
-    /// Determines the route of an importer that attaches.
+    /// Determines the route of an attaching importer.
     ///
-    /// The PCI core keeps the kind of a route when it is walked for the first time. It is also that
-    /// of each mapping.
+    /// The PCI core keeps the kind of a route from its first walk. Each mapping uses the same kind.
     pub fn new(provider: &Provider<'_>, req: &AttachRequest<'_>) -> Self {
         let client = req.device();
         let pci = is_pci(client);
@@ -111,10 +110,11 @@ impl Route {
         }
     }
 
-    /// Measures the route of a device that may attach, opted in to peer-to-peer memory or not.
+    /// Measures the route of a device that may attach, with or without the opt-in to peer-to-peer
+    /// memory.
     ///
-    /// The DMA mask of the device, which the driver may still have to set, does not count. For a PCI
-    /// device it also returns the facts that decide the route.
+    /// The DMA mask of the device does not count because the driver may still have to set it. For a
+    /// PCI device the facts that decide the route are returned too.
     pub fn measure(
         provider: &Provider<'_>,
         client: &device::Device,
@@ -132,10 +132,10 @@ impl Route {
         (route, decision)
     }
 
-    /// Returns the path along the route, or the reason why there is none.
+    /// Returns the path along the route or the reason why there is none.
     ///
-    /// Where several errors apply, the first one is the one that the importer can avoid: it chooses
-    /// whether to opt in, and cannot choose its place in the machine.
+    /// If several errors apply, the avoidable one comes first: an importer can choose whether to
+    /// opt in but not its place in the machine.
     ///
     /// # Examples
     ///
@@ -177,8 +177,7 @@ impl Route {
     }
 }
 
-/// Returns the path of an importer that attaches, for an exporter that has only peer-to-peer memory
-/// to offer.
+/// Returns the path of an attaching importer for an exporter of peer-to-peer memory only.
 ///
 /// # Errors
 ///

@@ -14,13 +14,13 @@ use crate::{
     sync::aref::ARef, //
 };
 
-/// A buffer that is mapped into the kernel, until the value is dropped.
+/// A buffer mapped into the kernel until the value is dropped.
 ///
-/// The exporter does not move the buffer while it is mapped. An exporter that is unbound waits for
-/// the mapping to be dropped.
+/// The exporter does not move the buffer while it is mapped. The unbind of the exporter waits until
+/// mappings of I/O memory are dropped.
 ///
-/// Other users access the memory at the same time: an access is not atomic, and its meaning is up
-/// to the protocol between the users, such as [`begin_cpu_access`](DmaBuf::begin_cpu_access).
+/// Other users access the memory at the same time: an access is not atomic. Its meaning is up to
+/// the protocol between the users, such as [`begin_cpu_access`](DmaBuf::begin_cpu_access).
 ///
 /// # Invariants
 ///
@@ -37,16 +37,16 @@ impl VMap {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the exporter has no mappings for the kernel, or one of another size.
-    /// - `ENODEV` if the exporter is gone, and what else it returns.
+    /// - `EINVAL` if the exporter has no mappings for the kernel or one of another size.
+    /// - `ENODEV` if the exporter is gone, and its other errors.
     ///
     /// # Examples
     ///
-    /// See [`exporter`](super::exporter) for an exporter that serves it.
+    /// See [`exporter`](super::exporter) for an exporter serving it.
     pub fn new(buf: ARef<DmaBuf>) -> Result<Self> {
         let mut map = bindings::iosys_map::default();
 
-        // SAFETY: The dma-buf is valid, and `map` is written to only.
+        // SAFETY: The dma-buf is valid and `map` is written to only.
         to_result(unsafe { bindings::dma_buf_vmap_unlocked(buf.as_raw(), &mut map) })?;
 
         // INVARIANT: Mapped above.
@@ -57,16 +57,15 @@ impl VMap {
         })
     }
 
-    /// Maps `buf` for a task that holds its reservation. Sleeps.
+    /// Maps `buf` for a task holding its reservation. Sleeps.
     ///
-    /// Slots for fences that were reserved before are lost: the exporter may use them when it moves
-    /// the buffer. The value must not be dropped with the reservation held. Mirrors
-    /// `dma_buf_vmap()`.
+    /// Slots for fences reserved before are lost: the exporter may use them when it moves the
+    /// buffer. The value must not be dropped with the reservation held. Mirrors `dma_buf_vmap()`.
     ///
     /// # Errors
     ///
     /// - `EINVAL` if `resv` is not the reservation of `buf`.
-    /// - Those of [`Self::new`].
+    /// - The errors of [`Self::new`].
     pub(crate) fn new_locked(buf: ARef<DmaBuf>, resv: &mut LockedResv<'_>) -> Result<Self> {
         if !resv.is_for(buf.resv()) {
             return Err(EINVAL);
@@ -74,7 +73,7 @@ impl VMap {
         let _ = resv.slots();
 
         let mut map = bindings::iosys_map::default();
-        // SAFETY: The dma-buf is valid, its reservation held, and `map` is written to only.
+        // SAFETY: The dma-buf is valid and its reservation is held. `map` is written to only.
         to_result(unsafe { bindings::dma_buf_vmap(buf.as_raw(), &mut map) })?;
 
         // INVARIANT: Mapped above.
@@ -97,13 +96,13 @@ impl VMap {
         &self.buf
     }
 
-    /// Returns whether the buffer is in I/O memory, such as a BAR, at this time.
+    /// Returns whether the buffer is in I/O memory (such as a BAR) at this time.
     #[inline]
     pub fn is_iomem(&self) -> bool {
         self.map.is_iomem()
     }
 
-    /// Copies from `offset` of the buffer, in bytes, to `to`.
+    /// Copies from byte `offset` of the buffer to `to`.
     ///
     /// Mirrors `iosys_map_memcpy_from()`.
     ///
@@ -114,19 +113,19 @@ impl VMap {
         let from = self.at(offset, to.len())?;
 
         // SAFETY: By the type invariant and the check above the range is mapped; `to` is not part
-        // of it, because no code has a reference to the memory of a dma-buf.
+        // of it because no code has a reference to the memory of a dma-buf.
         unsafe {
             if self.map.is_iomem() {
                 bindings::memcpy_fromio(to.as_mut_ptr().cast(), from, to.len());
             } else {
-                // Not `copy_nonoverlapping()`: others may write to the memory meanwhile.
+                // Not `copy_nonoverlapping()`: other users may write to the memory meanwhile.
                 bindings::memcpy(to.as_mut_ptr().cast(), from, to.len());
             }
         }
         Ok(())
     }
 
-    /// Copies `from` to `offset` of the buffer, in bytes.
+    /// Copies `from` to byte `offset` of the buffer.
     ///
     /// The bytes of I/O memory have arrived when the method returns. Mirrors
     /// `iosys_map_memcpy_to()`.

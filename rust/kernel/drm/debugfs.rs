@@ -2,12 +2,12 @@
 
 //! Files of a DRM device in debugfs.
 //!
-//! They are in the directory `dri/<name of the parent device>`. A driver describes each by a type
-//! that implements [`File`], and adds it in [`drm::Driver::debugfs_init`].
+//! They are in the directory `dri/<name of the parent device>`. A driver describes each file by a
+//! type that implements [`File`] and adds it in [`drm::Driver::debugfs_init`].
 //!
-//! The callbacks of a file run while the device is registered, and an unregistration waits for
-//! them. A file that is still open after that returns `EIO`, or `ENODEV` while the device is being
-//! removed. An open file keeps neither the device nor the module, because closing it uses neither.
+//! The callbacks of a file run while the device is registered. An unregistration waits for them.
+//! After that, an open file returns `EIO`, or `ENODEV` while the device is being removed. An open
+//! file keeps neither the device nor the module, because closing it uses neither.
 //!
 //! # Examples
 //!
@@ -60,7 +60,7 @@ use core::marker::PhantomData;
 #[cfg(CONFIG_DEBUG_FS)]
 mod fops;
 
-/// The maximal number of bytes of one write to a file, with a newline.
+/// The maximum number of bytes in one write to a file, including a newline.
 pub const MAX_WRITE: usize = 64;
 
 /// A file in the debugfs directory of a DRM device.
@@ -88,7 +88,7 @@ pub trait File {
 
     /// Handles a write to the file.
     ///
-    /// `text` is all of one `write()`, without a newline at its end. May sleep.
+    /// `text` is the whole of one `write()` without a newline at its end. May sleep.
     ///
     /// # Errors
     ///
@@ -99,11 +99,11 @@ pub trait File {
     }
 }
 
-/// The debugfs directory of a device that is being registered.
+/// The debugfs directory of a device during its registration.
 ///
 /// # Invariants
 ///
-/// `drm` is a valid device of `D`, which has its directory.
+/// `drm` is a valid device of `D` with a debugfs directory.
 pub struct Dir<'a, D: drm::Driver> {
     #[cfg_attr(not(CONFIG_DEBUG_FS), expect(dead_code))]
     drm: *mut bindings::drm_device,
@@ -111,12 +111,12 @@ pub struct Dir<'a, D: drm::Driver> {
 }
 
 impl<D: drm::Driver> Dir<'_, D> {
-    /// Adds a file, which only root may read or write.
+    /// Adds a file. Only root may read or write it.
     ///
-    /// As always in debugfs, a failure is not reported.
+    /// As usual in debugfs, failures are not reported.
     pub fn add<F: File<Driver = D>>(&self) {
         #[cfg(CONFIG_DEBUG_FS)]
-        // SAFETY: By the type invariant; the description is that of a file of `D`.
+        // SAFETY: By the type invariant. The description is of a file of `D`.
         unsafe {
             fops::add(self.drm, const { &fops::Raw::of::<F>() })
         }
@@ -127,9 +127,9 @@ impl<D: drm::Driver> Dir<'_, D> {
 ///
 /// # Safety
 ///
-/// Called by the DRM core with the first minor of a device of `D`, while it is being registered.
+/// Called by the DRM core with the first minor of a device of `D` during its registration.
 pub(crate) unsafe extern "C" fn init_callback<D: drm::Driver>(minor: *mut bindings::drm_minor) {
-    // INVARIANT: The minor has a valid device, which has its directory.
+    // INVARIANT: The minor has a valid device with a debugfs directory.
     D::debugfs_init(&Dir {
         // SAFETY: The minor is valid.
         drm: unsafe { (*minor).dev },
@@ -137,7 +137,7 @@ pub(crate) unsafe extern "C" fn init_callback<D: drm::Driver>(minor: *mut bindin
     });
 }
 
-/// Reads a number, which consists of digits only.
+/// Parses a number consisting of digits only.
 pub(crate) fn number(text: &str) -> Result<u64> {
     if text.starts_with('+') {
         return Err(EINVAL);

@@ -2,10 +2,10 @@
 
 //! Device-managed DRM registrations.
 //!
-//! The data of a [`drm::Registration`] borrows from the bound parent device, so the registration
-//! must be dropped before the device is unbound. Rust does not prevent a driver from forgetting a
-//! value, which is why [`drm::Registration::new`] is `unsafe`. [`Registration`] leaves the drop to
-//! devres instead, and is safe.
+//! The data of a [`drm::Registration`] borrows from the bound parent device. So the registration
+//! must be dropped before the device is unbound. [`drm::Registration::new`] is `unsafe` because
+//! Rust lets a driver forget a value. [`Registration`] leaves the drop to devres instead and is
+//! safe.
 //!
 //! C header: [`include/drm/drm_drv.h`](srctree/include/drm/drm_drv.h)
 
@@ -27,12 +27,12 @@ use core::{
     ops::Deref, //
 };
 
-/// A DRM device that is not registered yet, and whose registration data is being made.
+/// A DRM device before its registration, while its registration data is being initialized.
 ///
-/// The lifetime `'a` is one for which the parent device is bound. It is invariant, and the code
-/// that makes the data has no other: a value that borrows for `'a` borrows from the parent device,
-/// and not from anything that is gone earlier. Devres may keep such a value, so a function that
-/// passes data to devres asks for this type.
+/// The parent device is bound for the lifetime `'a`. The lifetime is invariant and the code
+/// initializing the data has no other. A value borrowing for `'a` borrows from the parent device
+/// and not from anything released earlier. Devres may keep such a value. So functions passing data
+/// to devres ask for this type.
 pub struct Unregistered<'drm, 'a, T: Driver> {
     drm: &'drm drm::UnregisteredDevice<T>,
     parent: &'a T::ParentDevice<Bound>,
@@ -56,21 +56,21 @@ impl<T: Driver> Deref for Unregistered<'_, '_, T> {
     }
 }
 
-/// Makes the data of a registration.
+/// Initializes the data of a registration.
 ///
-/// A trait and not a closure, because the initializer that it returns depends on the lifetime.
+/// A trait and not a closure, because the type of the returned initializer depends on the lifetime.
 pub trait RegistrationInit<T: Driver> {
     /// Returns the initializer of the registration data.
     ///
     /// `parent` is the bound parent device. The method is generic over the time for which it is
-    /// bound: the data may only borrow from the device, and from static data.
+    /// bound. So the data may only borrow from the device and from static data.
     ///
-    /// `drm` is the DRM device. Objects that the device needs before it is registered, such as GEM
-    /// objects for firmware, are made here, and may be kept in the data: a reference to an object
-    /// keeps the DRM device as well, which outlives its registration.
+    /// `drm` is the DRM device. Objects needed before it is registered are created here, such as
+    /// GEM objects for firmware. They may be kept in the data: a reference to an object keeps the
+    /// DRM device as well, which outlives its registration.
     ///
-    /// Device-managed resources that the data uses outlive it, whenever they are acquired: the
-    /// registration goes before all of them, see [`Early`].
+    /// Device-managed resources used by the data outlive it regardless of when they are acquired.
+    /// The registration is released before all of them: see [`Early`].
     fn init<'a>(
         self,
         parent: &'a T::ParentDevice<Bound>,
@@ -92,11 +92,11 @@ where
     }
 }
 
-/// A DRM device that is registered until the value is dropped, or its parent device is unbound.
+/// A DRM device registered until the value is dropped or its parent device is unbound.
 ///
-/// Either unplugs the DRM device (see [`drm::Registration`]), which waits for all
-/// [`RegistrationGuard`](drm::RegistrationGuard)s, and then drops the registration data. An unbind
-/// does it after the private data of the bus device was dropped, if the value still exists.
+/// Either unplugs the DRM device (see [`drm::Registration`]). The unplug waits for all
+/// [`RegistrationGuard`](drm::RegistrationGuard)s. Then the registration data is dropped. If the
+/// value still exists, an unbind does this after the private data of the bus device was dropped.
 #[must_use = "the device is unplugged when this is dropped"]
 pub struct Registration<T: Driver + 'static> {
     drm: ARef<drm::Device<T>>,
@@ -116,7 +116,7 @@ impl<T: Driver + 'static> Registration<T> {
     ///
     /// # Examples
     ///
-    /// A device with an object for its firmware, which exists before the device is registered:
+    /// A device with an object for its firmware, created before the device is registered:
     ///
     /// ```
     /// use kernel::{
@@ -263,9 +263,9 @@ impl<T: Driver + 'static> Registration<T> {
     ) -> Result<Self> {
         let dev = parent.as_ref();
 
-        // SAFETY: The registration is not forgotten: it is dropped below if something fails, and
-        // otherwise by devres, which releases all resources of a device when its driver is unbound
-        // or the probe fails.
+        // SAFETY: The registration is not forgotten. It is dropped below on failure and by devres
+        // otherwise. Devres releases all resources of a device when its driver is unbound or the
+        // probe fails.
         let reg = unsafe {
             drm::Registration::<T>::new_with(
                 dev,
@@ -285,14 +285,12 @@ impl<T: Driver + 'static> Registration<T> {
         let drm = reg.device().into();
 
         // SAFETY: Lifetimes do not change the layout. Beyond the borrow of `parent` the value is
-        // only used to drop it, by devres, while the device is still bound. The data may be used
+        // only used by devres, which drops it while the device is still bound. The data may be used
         // until then:
         //
-        // - `RegistrationInit::init()` is generic over the lifetime, so the data cannot borrow from
-        //   anything but the bound device, whatever the lifetime is that it was instantiated with
-        //   here;
-        // - the device-managed resources behind such a borrow are released after the registration,
-        //   which goes first.
+        // - `RegistrationInit::init()` is generic over the lifetime. So the data can only borrow
+        //   from the bound device, whatever lifetime it was instantiated with here;
+        // - device-managed resources behind such a borrow are released after the registration.
         let reg = unsafe {
             pin_init::cast_pin_init::<drm::Registration<'_, T>, drm::Registration<'static, T>, Error>(
                 Ok(reg),
@@ -311,22 +309,22 @@ impl<T: Driver + 'static> Registration<T> {
         &self.drm
     }
 
-    /// Calls `f` with the registration data, or returns [`None`] if the device was unplugged.
+    /// Calls `f` with the registration data. Returns [`None`] if the device was unplugged.
     ///
     /// An unplug waits until `f` has returned.
     pub fn with_data<R>(&self, f: impl FnOnce(&T::RegistrationData<'_>) -> R) -> Option<R> {
-        // SAFETY: The device is valid, and was registered.
+        // SAFETY: The device is valid and was registered.
         let dev: &drm::Device<T, drm::Ioctl> = unsafe { drm::Device::from_raw(self.drm.as_raw()) };
 
         Some(dev.registration_guard()?.registration_data_with(f))
     }
 }
 
-/// Calls `f` with the registration data, while the driver is bound.
+/// Calls `f` with the registration data while the driver is bound.
 ///
 /// # Errors
 ///
-/// `ENODEV` if the DRM device is not registered, and what `f` returns.
+/// `ENODEV` if the DRM device is not registered. Also returns the errors of `f`.
 ///
 /// # Safety
 ///
@@ -351,9 +349,9 @@ pub(crate) unsafe fn while_registered<D: Driver, R>(
         return Err(ENODEV);
     }
 
-    // The section can be entered for a device that was never registered, too. Such a device has no
-    // registration data; once a device has it, the data stays until after an unplug, which waits
-    // for this section.
+    // The section can also be entered for a device before its registration. Such a device has no
+    // registration data. Once set, the data stays until after an unplug, which waits for this
+    // section.
     // SAFETY: The device is valid and of `D`.
     let device: &drm::Device<D> = unsafe { drm::Device::from_raw(dev) };
     if device

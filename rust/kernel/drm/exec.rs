@@ -2,16 +2,15 @@
 
 //! Execution contexts: several GEM objects locked at once.
 //!
-//! Work on several objects needs the reservations of all of them, and other tasks may take the same
-//! ones in another order. [`Exec::run`] takes them in any order: if two tasks would wait for each
-//! other, one of them unlocks all that it has locked and begins anew, with the contended object
-//! first.
+//! Work on several objects needs the reservations of all of them. Other tasks may lock the same
+//! ones in another order. [`Exec::run`] locks them in any order: if two tasks would wait for each
+//! other, one of them unlocks all its objects and restarts with the contended one.
 //!
 //! # Locking
 //!
 //! The reservations are locked with an acquire context of their own. A task must not hold another
-//! reservation when it calls [`Exec::run`], nor take one inside by other means, nor nest calls of
-//! it.
+//! reservation when it calls [`Exec::run`]. Inside, it must neither lock one by other means nor
+//! call [`Exec::run`] again.
 //!
 //! C header: [`include/drm/drm_exec.h`](srctree/include/drm/drm_exec.h)
 
@@ -46,7 +45,7 @@ crate::impl_flags!(
         /// A signal to the task ends the wait for a lock with `EINTR`.
         Interruptible = bindings::DRM_EXEC_INTERRUPTIBLE_WAIT,
 
-        /// An object that is locked already is not an error.
+        /// Locking the same object twice is not an error.
         IgnoreDuplicates = bindings::DRM_EXEC_IGNORE_DUPLICATES,
     }
 );
@@ -55,7 +54,7 @@ crate::impl_flags!(
 ///
 /// # Invariants
 ///
-/// - `inner` is initialized, and stays where it is.
+/// - `inner` is initialized and pinned.
 /// - It is used by one task only.
 #[pin_data(PinnedDrop)]
 pub struct Exec {
@@ -65,22 +64,21 @@ pub struct Exec {
 }
 
 impl Exec {
-    /// Calls `f` to lock objects and to use them, until there is no contention.
+    /// Calls `f` to lock and use objects until there is no contention.
     ///
-    /// When `f` meets an object that is contended, [`ExecCtx::prepare_obj`] fails with `EDEADLK`,
-    /// as does every later call, and `f` has to return. Then all objects are unlocked, the
-    /// contended one is waited for and locked, and `f` is called again. The result of `f` is
-    /// dropped, so it makes no difference if `f` ignored the error.
+    /// When `f` meets a contended object, [`ExecCtx::prepare_obj`] and every later call fail with
+    /// `EDEADLK`. Then `f` has to return. All objects are unlocked, the contended one is locked
+    /// first and `f` is called again. The result of `f` is dropped, so `f` may ignore the error.
     ///
-    /// So `f` first locks all objects, and then makes changes that cannot be made twice. When `run`
-    /// returns, with any result, all objects are unlocked.
+    /// So `f` first locks all objects and then makes the changes that cannot be made twice. When
+    /// `run` returns, all objects are unlocked whatever the result.
     ///
     /// May sleep. Mirrors `drm_exec_init()`, `drm_exec_until_all_locked()`,
     /// `drm_exec_retry_on_contention()` and `drm_exec_fini()`.
     ///
     /// # Errors
     ///
-    /// - The errors of `f`, if there was no contention.
+    /// - The errors of `f` if there was no contention.
     /// - `EINTR` if a signal to the task ended the wait for a contended object.
     ///
     /// # Examples
@@ -154,9 +152,9 @@ impl Exec {
 
     fn new(flags: Flags) -> impl PinInit<Self> {
         pin_init!(Self {
-            // INVARIANT: Initialized here, and pinned.
-            // SAFETY: `slot` is memory for a `struct drm_exec`. The array of objects is made larger
-            // when needed, so its initial size may be left to the function.
+            // INVARIANT: Initialized here and pinned.
+            // SAFETY: `slot` is memory for a `struct drm_exec`. The array of objects grows when
+            // needed. So its initial size may be left to the function.
             inner <- Opaque::ffi_init(|slot| unsafe {
                 bindings::drm_exec_init(slot, flags.into(), 0)
             }),
@@ -164,16 +162,15 @@ impl Exec {
         })
     }
 
-    /// Begins a round: nothing is locked except for an object that was contended in the last one.
+    /// Begins a round. Only the contended object of the last round is locked.
     fn begin(&self) -> Result {
-        // The result says whether another round has to be made: it has at first, and after a
-        // contention, which is when this is called.
+        // The result says whether another round is needed. It always is here: this is only called
+        // at first and after a contention.
         // SAFETY: By the type invariant the context is initialized. There is no view of a locked
-        // object, because these do not outlive a call of the closure.
+        // object, because views do not outlive a call of the closure.
         unsafe { bindings::drm_exec_cleanup(self.inner.get()) };
 
-        // The contended object has to be locked before any other, even if it is not wanted any
-        // more.
+        // The contended object has to be locked before any other, even if it is no longer wanted.
         // SAFETY: By the type invariant the context is initialized. No object is passed.
         to_result(unsafe {
             bindings::drm_exec_prepare_array(self.inner.get(), ptr::null_mut(), 0, 0)
@@ -206,20 +203,20 @@ impl Exec {
     ///
     /// # Safety
     ///
-    /// `obj` must be valid during the call, and have a reference count above zero. The result must
-    /// not be used after the round.
+    /// `obj` must be valid during the call with a reference count above zero. The result must not
+    /// be used after the round.
     unsafe fn prepare<'a>(
         &self,
         obj: *mut bindings::drm_gem_object,
         num_fences: u32,
     ) -> Result<Option<LockedResv<'a>>> {
-        // The objects of this round are still locked, so this task must not wait for another one.
+        // The objects of this round are still locked. So this task must not wait for another one.
         if self.is_contended() {
             return Err(EDEADLK);
         }
 
         let before = self.locked();
-        // SAFETY: The context is initialized, and `obj` is valid by the safety requirements.
+        // SAFETY: The context is initialized. `obj` is valid by the safety requirements.
         to_result(unsafe { bindings::drm_exec_lock_obj(self.inner.get(), obj) })?;
 
         if self.locked() == before {
@@ -227,13 +224,13 @@ impl Exec {
             return Ok(None);
         }
 
-        // SAFETY: The object was just locked, and stays locked until the end of the round; until
-        // then the context has a reference to it. As it was not locked before, there is no other
+        // SAFETY: The object was just locked and stays locked until the end of the round. Until
+        // then the context has a reference to it. It was not locked before, so there is no other
         // view of its reservation.
         let mut view = unsafe { LockedResv::from_raw((*obj).resv) };
 
         if let Err(error) = view.prepare(num_fences) {
-            // SAFETY: The object was locked by this call, and no code gets the view.
+            // SAFETY: The object was locked by this call and no code gets the view.
             unsafe { bindings::drm_exec_unlock_obj(self.inner.get(), obj) };
             return Err(error);
         }
@@ -246,27 +243,27 @@ impl Exec {
 impl PinnedDrop for Exec {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: By the type invariant the context is initialized. There is no view of a locked
-        // object, because these do not outlive a call of the closure.
+        // object, because views do not outlive a call of the closure.
         unsafe { bindings::drm_exec_fini(self.inner.get()) };
     }
 }
 
-/// One round of an execution context, in which objects are locked.
+/// One locking round of an execution context.
 ///
 /// # Invariants
 ///
-/// - The round has begun, and lasts for `'a`.
-/// - `'a` is known to the closure of [`Exec::run`] only, so no value with it leaves the round.
+/// - The round has begun and lasts for `'a`.
+/// - `'a` is known to the closure of [`Exec::run`] only. So no value with it leaves the round.
 pub struct ExecCtx<'a> {
     pub(crate) exec: &'a Exec,
     _invariant: PhantomData<fn(&'a ()) -> &'a ()>,
 }
 
 impl<'a> ExecCtx<'a> {
-    /// Locks an object and reserves slots for `num_fences` fences, which may be 0.
+    /// Locks an object and reserves slots for `num_fences` fences. `num_fences` may be 0.
     ///
-    /// The view is valid until the round is over; so are those of objects that were locked before.
-    /// With [`Flag::IgnoreDuplicates`] there is no view of an object whose reservation is locked
+    /// The view is valid until the end of the round. So are the views of objects locked before.
+    /// With [`Flag::IgnoreDuplicates`] there is no view of an object if its reservation is locked
     /// already, because the reservation has a view.
     ///
     /// May sleep. Mirrors `drm_exec_prepare_obj()`.
@@ -285,8 +282,8 @@ impl<'a> ExecCtx<'a> {
         obj: &T,
         num_fences: u32,
     ) -> Result<Option<LockedResv<'a>>> {
-        // SAFETY: `obj` is valid, and a reference to it means that its count is above zero. By the
-        // type invariant the view does not leave the round.
+        // SAFETY: `obj` is valid. A reference to it proves a count above zero. By the type
+        // invariant the view does not leave the round.
         unsafe { self.exec.prepare(obj.as_raw(), num_fences) }
     }
 }
@@ -333,10 +330,10 @@ mod tests {
     /// locks its second object.
     const RUNS: u32 = 64;
 
-    /// Whether the kernel makes contentions. On PREEMPT_RT it does not, in spite of the option.
+    /// Whether the kernel simulates contentions. On PREEMPT_RT it does not in spite of the option.
     const CONTENDS: bool = cfg!(all(CONFIG_DEBUG_WW_MUTEX_SLOWPATH, not(CONFIG_PREEMPT_RT)));
 
-    /// A device with objects, which are dropped before it.
+    /// A device with objects. The objects are dropped before it.
     struct Bench {
         a: ARef<Object>,
         b: ARef<Object>,
@@ -364,7 +361,7 @@ mod tests {
     }
 
     fn resv(obj: &Object) -> &DmaResv {
-        // SAFETY: The object is valid, and its reservation lives as long.
+        // SAFETY: The object is valid. Its reservation lives as long.
         unsafe { DmaResv::from_raw((*IntoGEMObject::as_raw(obj)).resv) }
     }
 
@@ -377,7 +374,7 @@ mod tests {
             let mut contended = false;
             Exec::run(Flags::default(), |ctx| {
                 rounds += 1;
-                // The first object that is locked after a contention is the contended one.
+                // The first object locked after a contention is the contended one.
                 assert_eq!(bench.is_locked(), [false, contended]);
                 contended = true;
 
@@ -491,7 +488,7 @@ mod tests {
 
             let fence = job.take().ok_or(EINVAL)?.new_fence();
             assert_eq!(a.slots().len(), 3);
-            // The slots were taken, so the view has none any more.
+            // The slots were taken, so the view has none left.
             assert_eq!(a.slots().len(), 0);
             for (view, usage) in [(&mut a, Usage::Kernel), (&mut b, Usage::Bookkeep)] {
                 let mut slots = view.reserve_fences(1)?;
@@ -511,8 +508,7 @@ mod tests {
         Ok(())
     }
 
-    /// A task that locks two objects in one order, while another task locks them in the other
-    /// order.
+    /// A task locking two objects in one order while another task locks them in the other order.
     #[pin_data]
     struct Rival {
         /// Dropped before `finished`, because the device does not live longer.

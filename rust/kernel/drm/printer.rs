@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The output stream of the DRM core, for the statistics of a file.
+//! The output stream of the DRM core for the statistics of a file.
 //!
 //! C header: [`include/drm/drm_print.h`](srctree/include/drm/drm_print.h)
 
@@ -19,14 +19,14 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// The structure is valid, and no other code uses it.
+/// The structure is valid and no other code uses it.
 #[repr(transparent)]
 pub struct Printer(Opaque<bindings::drm_printer>);
 
 impl Printer {
     /// # Safety
     ///
-    /// `p` must be valid for `'a`, and no other code may use it during that time.
+    /// `p` must be valid for `'a` and no other code may use it during that time.
     pub(crate) unsafe fn from_raw<'a>(p: *mut bindings::drm_printer) -> &'a mut Self {
         // INVARIANT: By the safety requirements.
         // SAFETY: By the safety requirements; `Printer` is a transparent wrapper.
@@ -37,12 +37,12 @@ impl Printer {
         self.0.get()
     }
 
-    /// Prints `<prefix>-<stat>-<region>` with a size in bytes, in the format of fdinfo.
+    /// Prints `<prefix>-<stat>-<region>` with a size in bytes in the format of fdinfo.
     ///
-    /// Whole KiB or MiB are printed as such. Mirrors `drm_fdinfo_print_size()`. The prefix is the
-    /// name of the driver for keys of its own; the keys with `drm` are specified.
+    /// Whole KiB or MiB are printed as such. Mirrors `drm_fdinfo_print_size()`. For the driver's
+    /// own keys the prefix is the name of the driver. The keys with `drm` are specified.
     pub fn size(&mut self, prefix: &CStr, stat: &CStr, region: &CStr, bytes: u64) {
-        // SAFETY: The printer is valid, and the strings are NUL terminated.
+        // SAFETY: The printer is valid and the strings are NUL terminated.
         unsafe {
             bindings::drm_fdinfo_print_size(
                 self.as_raw(),
@@ -54,9 +54,9 @@ impl Printer {
         }
     }
 
-    /// Prints `drm-engine-<name>`: how long the engine has worked for the client, in nanoseconds.
+    /// Prints `drm-engine-<name>`: how long the engine has worked for the client in nanoseconds.
     pub fn engine(&mut self, name: &CStr, ns: u64) {
-        // SAFETY: The printer is valid, and the arguments are those of the format.
+        // SAFETY: The printer is valid and the arguments are those of the format.
         unsafe {
             bindings::drm_printf(
                 self.as_raw(),
@@ -67,13 +67,13 @@ impl Printer {
         }
     }
 
-    /// Prints `drm-pdev`, for a driver whose DRM device is below another one than the PCI device.
-    /// The DRM core prints it for all others.
+    /// Prints `drm-pdev` for a driver whose DRM device is not directly below the PCI device. The
+    /// DRM core prints it for all others.
     #[cfg(CONFIG_PCI)]
     pub fn pdev(&mut self, pdev: &pci::Device<device::Bound>) {
         let name = pdev.as_ref().name();
 
-        // SAFETY: The printer is valid, and the arguments are those of the format.
+        // SAFETY: The printer is valid and the arguments are those of the format.
         unsafe {
             bindings::drm_printf(
                 self.as_raw(),

@@ -2,12 +2,11 @@
 
 //! Sync objects.
 //!
-//! A sync object is a place for a fence, to which userspace has a handle. An ioctl puts the fence
-//! of its work into one; another ioctl, or userspace itself, takes it out and waits for it.
+//! A sync object is a place for a fence. Userspace has a handle to the object. An ioctl puts the
+//! fence of its work into one. Another ioctl or userspace itself takes it out and waits for it.
 //!
 //! A sync object is binary, with one fence, or a timeline: a chain of fences, each of which signals
-//! a point, a number. A fence that replaces the one of the object ends a timeline, and a point that
-//! is added begins one.
+//! a point, a number. Replacing the fence of the object ends a timeline. Adding a point begins one.
 //!
 //! C header: [`include/drm/drm_syncobj.h`](srctree/include/drm/drm_syncobj.h)
 
@@ -116,7 +115,7 @@ pub struct SyncObj(Opaque<bindings::drm_syncobj>);
 // SAFETY: A sync object may be used and released from any task.
 unsafe impl Send for SyncObj {}
 
-// SAFETY: All methods that take `&self` are synchronized by the C side.
+// SAFETY: All methods taking `&self` are synchronized by the C side.
 unsafe impl Sync for SyncObj {}
 
 // SAFETY: A `struct drm_syncobj` is reference counted.
@@ -127,7 +126,7 @@ unsafe impl AlwaysRefCounted for SyncObj {
     }
 
     unsafe fn dec_ref(obj: NonNull<Self>) {
-        // SAFETY: The caller owns the reference that is dropped here.
+        // SAFETY: The caller owns the reference dropped here.
         unsafe { bindings::drm_syncobj_put(obj.cast().as_ptr()) };
     }
 }
@@ -147,15 +146,15 @@ impl SyncObj {
             return Err(EOPNOTSUPP);
         }
 
-        // SAFETY: The file is valid, and of a driver with sync objects.
+        // SAFETY: The file is valid and of a driver with sync objects.
         let obj = unsafe { bindings::drm_syncobj_find(file.as_raw(), handle) };
         let obj = NonNull::new(obj).ok_or(ENOENT)?;
 
-        // SAFETY: The object is valid and comes with a reference, which the `ARef` takes over.
+        // SAFETY: The object is valid and comes with a reference. The `ARef` takes it over.
         Ok(unsafe { ARef::from_raw(obj.cast()) })
     }
 
-    /// Makes a binary sync object without a fence, to which no file has a handle.
+    /// Creates a binary sync object without a fence and without a handle in any file.
     ///
     /// Mirrors `drm_syncobj_create()`.
     ///
@@ -165,41 +164,41 @@ impl SyncObj {
     pub fn new() -> Result<ARef<Self>> {
         let mut obj = ptr::null_mut();
 
-        // SAFETY: `obj` is written to, and there is no fence.
+        // SAFETY: `obj` is written to and there is no fence.
         to_result(unsafe { bindings::drm_syncobj_create(&mut obj, 0, ptr::null_mut()) })?;
         let obj = NonNull::new(obj).ok_or(ENOMEM)?;
 
-        // SAFETY: The object is valid and comes with a reference, which the `ARef` takes over.
+        // SAFETY: The object is valid and comes with a reference. The `ARef` takes it over.
         Ok(unsafe { ARef::from_raw(obj.cast()) })
     }
 
-    /// Puts a fence into the object, in place of its fence or its timeline. Wakes the tasks that
-    /// wait for the object to get a fence.
+    /// Replaces the fence or timeline of the object by a fence. Wakes the tasks waiting for the
+    /// object to get a fence.
     ///
     /// Mirrors `drm_syncobj_replace_fence()`.
     pub fn replace_fence(&self, fence: &AnyFence) {
-        // SAFETY: By the type invariant the object is valid, and so is the fence, to which it takes
-        // a reference.
+        // SAFETY: By the type invariant the object is valid, and so is the fence. The object takes
+        // a reference to it.
         unsafe { bindings::drm_syncobj_replace_fence(self.0.get(), fence.as_raw()) };
     }
 
-    /// Adds a point to the timeline of the object, which signals with `fence` and after the
-    /// existing points. Wakes the tasks that wait for the point to be added.
+    /// Adds a point to the timeline of the object. It signals with `fence` and after the existing
+    /// points. Wakes the tasks waiting for the point to be added.
     ///
-    /// A point that is not beyond the existing ones takes the number of the last one. `fence` is
+    /// If a point is not beyond the existing ones, it takes the number of the last one. `fence` is
     /// not a container, because a chain cannot contain a chain. Mirrors `drm_syncobj_add_point()`.
     pub fn add_point(&self, node: ChainNode, point: NonZeroU64, fence: &Fence) {
         let node = ManuallyDrop::new(node).0.as_ptr();
 
-        // SAFETY: By the type invariant the object is valid. The node is not initialized yet, and
-        // is owned by the object from here on. The fence is valid and not a chain; the object takes
-        // a reference to it.
+        // SAFETY: By the type invariant the object is valid. The node is not initialized yet and is
+        // owned by the object from here on. The fence is valid and not a chain; the object takes a
+        // reference to it.
         unsafe {
             bindings::drm_syncobj_add_point(self.0.get(), node, fence.as_raw(), point.get());
         }
     }
 
-    /// Returns the fence that signals `point`, or with 0 the fence of the object.
+    /// Returns the fence signalling `point`, or with 0 the fence of the object.
     ///
     /// Does not wait for a fence to be put there. Mirrors `drm_syncobj_find_fence()`.
     ///
@@ -213,8 +212,8 @@ impl SyncObj {
         if fence.is_null() {
             return Err(EINVAL);
         }
-        // SAFETY: The fence is valid and comes with a reference, which is replaced by one to the
-        // fence that is found.
+        // SAFETY: The fence is valid and comes with a reference. The function replaces it by one to
+        // the fence found.
         let ret = to_result(unsafe { bindings::dma_fence_chain_find_seqno(&mut fence, point) });
         if let Err(e) = ret {
             // SAFETY: The reference was not given up.
@@ -222,9 +221,9 @@ impl SyncObj {
             return Err(e);
         }
 
-        // A point that has signalled may have been removed from the chain.
+        // A signalled point may have been removed from the chain.
         let fence = NonNull::new(fence)
-            // SAFETY: The function has no requirements, and returns a reference.
+            // SAFETY: The function has no requirements and returns a reference.
             .or_else(|| NonNull::new(unsafe { bindings::dma_fence_get_stub() }))
             .ok_or(EINVAL)?;
         // SAFETY: The fence is valid and comes with a reference.
@@ -234,12 +233,12 @@ impl SyncObj {
 
 /// The memory of one point of a timeline, `struct dma_fence_chain`, for [`SyncObj::add_point`].
 ///
-/// It is allocated before the work whose fence signals the point, because nothing may fail after
-/// the work has begun.
+/// It is allocated before the work begins, because nothing may fail after that. The fence of the
+/// work signals the point.
 ///
 /// # Invariants
 ///
-/// The memory was allocated by `dma_fence_chain_alloc()`, is owned by the value, and is not
+/// The memory was allocated by `dma_fence_chain_alloc()`. It is owned by the value and not
 /// initialized.
 pub struct ChainNode(NonNull<bindings::dma_fence_chain>);
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The notification of userspace that a device has failed.
+//! Notification of userspace about a failed device.
 //!
-//! The event belongs to the card of the device, and has `WEDGED=` with the recoveries that help.
-//! See "Device Wedging" in Documentation/gpu/drm-uapi.rst.
+//! The event belongs to the card of the device. It lists the useful recoveries in `WEDGED=`. See
+//! "Device Wedging" in Documentation/gpu/drm-uapi.rst.
 //!
 //! C header: [`include/drm/drm_drv.h`](srctree/include/drm/drm_drv.h)
 
@@ -18,34 +18,35 @@ use crate::{
     prelude::*, //
 };
 
-/// A way to recover a device that has failed.
+/// A way to recover a failed device.
 ///
-/// If a consumer cannot use a recovery, the next one may help: it tries the first one that it knows
-/// of those that an event names.
+/// An event may name several recoveries. A consumer tries the first one it knows. If it cannot use
+/// that one, the next one may help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum WedgeRecovery {
-    /// Nothing is needed: the driver has reset what has failed. Some work is lost.
+    /// Nothing is needed: the driver has reset the failed part. Some work is lost.
     Nothing = bindings::DRM_WEDGE_RECOVERY_NONE,
     /// The driver is unbound and bound again.
     Rebind = bindings::DRM_WEDGE_RECOVERY_REBIND,
-    /// As [`Self::Rebind`], with a reset of the bus in between.
+    /// As [`Self::Rebind`] with a reset of the bus in between.
     BusReset = bindings::DRM_WEDGE_RECOVERY_BUS_RESET,
-    /// Another way, which the driver's documentation describes.
+    /// Another way described by the driver's documentation.
     Vendor = bindings::DRM_WEDGE_RECOVERY_VENDOR,
 }
 
 impl<T: Driver, C: DeviceContext> Device<T, C> {
-    /// Notifies userspace that the device has failed, and which of `recoveries` help; none of them
-    /// if the driver does not know. The kernel logs it as well. Sleeps, and allocates memory.
+    /// Notifies userspace of the failure of the device and of the useful `recoveries`. These are
+    /// empty if the driver does not know any. The kernel logs the event as well. Sleeps and
+    /// allocates memory.
     ///
     /// After any event other than [`WedgeRecovery::Nothing`] the driver returns an error to all
-    /// users of the device, and lets no task wait for it.
+    /// users of the device and lets no task wait for it.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device was unplugged, or has no primary node, `EINVAL` if it was not
-    /// registered yet, and `ENOMEM` if memory runs out.
+    /// `ENODEV` if the device was unplugged or has no primary node. `EINVAL` if it was not
+    /// registered yet. `ENOMEM` if memory runs out.
     ///
     /// # Examples
     ///
@@ -68,8 +69,8 @@ impl<T: Driver, C: DeviceContext> Device<T, C> {
             .iter()
             .fold(0, |method, recovery| method | *recovery as usize);
 
-        // SAFETY: The device is valid, and has its nodes until it is released. They are not removed
-        // while the section is entered; nodes that were not added yet have no events.
+        // SAFETY: The device is valid and has its nodes until it is released. They are not removed
+        // while the section is entered. Before nodes are added, they have no events.
         to_result(unsafe {
             let mut idx = 0;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Workqueues with an owner, which waits for their work.
+//! Workqueues owned by a value. The owner waits for their work.
 //!
 //! C header: [`include/linux/workqueue.h`](srctree/include/linux/workqueue.h)
 
@@ -20,12 +20,11 @@ use core::{
     ptr::NonNull, //
 };
 
-/// A workqueue that is not bound to a processor. Dropping it waits for its work, which must not
-/// drop it.
+/// A workqueue not bound to a processor. Dropping it waits for its work. The work must not drop it.
 ///
 /// # Invariants
 ///
-/// The workqueue is valid, and owned by the value.
+/// The workqueue is valid and owned by the value.
 pub struct OwnedQueue(NonNull<bindings::workqueue_struct>);
 
 // SAFETY: Workqueues may be used and destroyed from any task.
@@ -35,8 +34,8 @@ unsafe impl Send for OwnedQueue {}
 unsafe impl Sync for OwnedQueue {}
 
 impl OwnedQueue {
-    /// Makes a queue whose work items may run at the same time. With `is_for_reclaim` it has a
-    /// rescuer thread, for work that tasks which allocate memory wait for.
+    /// Creates a queue. Its work items may run at the same time. With `is_for_reclaim` it has a
+    /// rescuer thread for work awaited by memory allocations.
     ///
     /// # Errors
     ///
@@ -49,16 +48,16 @@ impl OwnedQueue {
                 0
             };
 
-        // SAFETY: The format takes one string, which is passed.
+        // SAFETY: The format takes one string and one is passed.
         let queue = unsafe {
             bindings::alloc_workqueue_noprof(c"%s".as_char_ptr(), flags, 0, name.as_char_ptr())
         };
 
-        // INVARIANT: The workqueue was just made.
+        // INVARIANT: The workqueue was just created.
         Ok(Self(NonNull::new(queue).ok_or(ENOMEM)?))
     }
 
-    /// Waits for the work that is on the queue. Sleeps.
+    /// Waits for the work on the queue. Sleeps.
     pub fn flush(&self) {
         // SAFETY: By the type invariant.
         unsafe { bindings::__flush_workqueue(self.0.as_ptr()) };
@@ -69,29 +68,29 @@ impl Deref for OwnedQueue {
     type Target = workqueue::Queue;
 
     fn deref(&self) -> &workqueue::Queue {
-        // SAFETY: By the type invariant the workqueue is valid, as long as the value.
+        // SAFETY: By the type invariant the workqueue is valid as long as the value.
         unsafe { workqueue::Queue::from_raw(self.0.as_ptr()) }
     }
 }
 
 impl Drop for OwnedQueue {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant. No work can be added any more, because this value owns the
+        // SAFETY: By the type invariant. No more work can be added, because this value owns the
         // workqueue.
         unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
     }
 }
 
-/// Returns the queue of work that waits for fences of any device. Nobody must wait for that work.
+/// Returns the queue of work waiting for fences of any device. No task may wait for that work.
 ///
-/// Clients decide how much of it there is, and how long it takes, so it must not use up the workers
+/// Clients decide how much of it there is and how long it takes. So it must not use up the workers
 /// of a queue with other work.
 ///
 /// May sleep if it was not called before.
 ///
 /// # Errors
 ///
-/// `ENOMEM` if memory runs out: not once it has succeeded.
+/// `ENOMEM` if memory runs out. After one success it does not fail.
 pub(crate) fn of_waits() -> Result<&'static workqueue::Queue> {
     // Never dropped.
     static WAITS: SetOnce<OwnedQueue> = SetOnce::new();

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of a process for devices that use it by the addresses of the process.
+//! Memory of a process for devices using it by the addresses of the process.
 //!
-//! [`IntervalNotifier::fault`] reads the page table of a process, and has pages faulted in. It
-//! takes no reference to a page: its result is valid until the notifier is called, which may be
-//! before it returns. So it returns a [`Faulted`], of which nothing can be read. [`Faulted::lock`]
-//! takes the lock of the mirror, and checks whether the notifier was called: it returns either a
-//! [`Checked`], whose entries are valid as long as it exists, or [`Retry`].
+//! [`IntervalNotifier::fault`] reads the page table of a process and has pages faulted in. It takes
+//! no reference to a page: its result is valid until the notifier is called, which may be before it
+//! returns. So it returns a [`Faulted`], of which nothing can be read. [`Faulted::lock`] takes the
+//! lock of the mirror and checks whether the notifier was called. It returns either [`Retry`] or a
+//! [`Checked`], whose entries are valid as long as it exists.
 //!
-//! An [`Import`] does all of this for a device that does DMA: it maps the pages, and unmaps them
-//! when the process changes them and when the device is unbound. Pages in the memory of another
-//! device stay there if the device reaches them in a BAR, and migrate to system memory if not.
+//! An [`Import`] does all of this for a device doing DMA. It maps the pages. It unmaps them when
+//! the process changes them and when the device is unbound. Pages in the memory of another device
+//! stay there if the device reaches them in a BAR. Otherwise they migrate to system memory.
 //!
 //! The [`Mirror`] of an [`Import`] is the driver's state of the range: a page table or a list of
 //! transfers. [`Mirror::invalidate`] stops the device. The process waits for it. The closure of
@@ -21,7 +21,7 @@
 //!
 //! # Examples
 //!
-//! A device that is idle whenever the mirror is not locked has nothing to stop:
+//! If a device is idle whenever the mirror is not locked, it has nothing to stop:
 //!
 //! ```
 //! use core::ops::Range;
@@ -125,7 +125,7 @@ const FLAGS: usize = bindings::hmm_pfn_flags_HMM_PFN_FLAGS;
 // CAST: The maximum is positive.
 const PAGES_MAX: usize = i32::MAX as usize / size_of::<DmaPage>();
 
-/// What a caller requests for each page of a range.
+/// The request of a caller for each page of a range.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// Flags for each page, `enum hmm_pfn_flags`.
@@ -140,19 +140,19 @@ impl<'a> Request<'a> {
         pages: 0,
         dma_dev: None,
     };
-    /// Pages that may be read.
+    /// Readable pages.
     pub const READ: Self = Self {
         pages: bindings::hmm_pfn_flags_HMM_PFN_REQ_FAULT,
         dma_dev: None,
     };
-    /// Pages that may be read and written.
+    /// Readable and writable pages.
     pub const WRITE: Self = Self {
         pages: Self::READ.pages | bindings::hmm_pfn_flags_HMM_PFN_REQ_WRITE,
         dma_dev: None,
     };
 
-    /// The same, but memory that another device has, and that the DMA of `dma_dev` reaches in a
-    /// BAR, stays there. Its entry has the page of the BAR, see [`Entry::is_of_peer`].
+    /// The same, but device memory of another device stays there if the DMA of `dma_dev` reaches it
+    /// in a BAR. Its entry has the page of the BAR: see [`Entry::is_of_peer`].
     #[inline]
     #[must_use]
     pub const fn for_dma_of(self, dma_dev: &'a Device) -> Self {
@@ -171,13 +171,13 @@ impl<'a> Request<'a> {
 pub struct Entry(usize);
 
 impl Entry {
-    /// Returns whether there is a page that may be read.
+    /// Returns whether there is a readable page.
     #[inline]
     pub fn is_valid(&self) -> bool {
         self.0 & VALID != 0
     }
 
-    /// Returns whether there is a page that may be written as well.
+    /// Returns whether there is a readable and writable page.
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.0 & (VALID | WRITE) == VALID | WRITE
@@ -189,8 +189,8 @@ impl Entry {
         self.0 & ERROR != 0
     }
 
-    /// Returns whether the page is that of a BAR in place of one in the memory of another device. It
-    /// must be mapped as memory of a peer.
+    /// Returns whether this is a BAR page in place of one in the memory of another device. It must
+    /// be mapped as memory of a peer.
     #[inline]
     pub fn is_of_peer(&self) -> bool {
         self.0 & (VALID | P2PDMA) == VALID | P2PDMA
@@ -205,11 +205,11 @@ impl Entry {
     }
 }
 
-/// The process has changed its memory at the addresses: they have to be read again.
+/// The process has changed its memory at the addresses, so they have to be read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retry;
 
-/// The entries of some addresses of a process, which may be outdated.
+/// The entries of some addresses of a process. They may be outdated.
 #[must_use = "nothing was checked yet"]
 pub struct Faulted<'a, T: Mirror> {
     notifier: &'a IntervalNotifier<T>,
@@ -217,7 +217,7 @@ pub struct Faulted<'a, T: Mirror> {
     seq: usize,
 }
 
-/// The entries of some addresses of a process, which stay valid as long as the value exists: the
+/// The entries of some addresses of a process. They stay valid as long as the value exists: the
 /// process waits for it before it changes them.
 #[must_use = "the mirror is locked"]
 pub struct Checked<'a, T: Mirror> {
@@ -230,7 +230,7 @@ impl<T: Mirror> IntervalNotifier<T> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if it is empty, does not consist of whole pages, or is not in the range of the
+    /// - `EINVAL` if it is empty, does not consist of whole pages or is not in the range of the
     ///   notifier.
     /// - `ENOMEM` if it has more pages than [`PAGES_MAX`].
     fn count(&self, range: &Range<usize>) -> Result<usize> {
@@ -246,15 +246,15 @@ impl<T: Mirror> IntervalNotifier<T> {
         Ok(pages)
     }
 
-    /// Reads the entries of the process at the addresses `range`, and has pages faulted in as
-    /// `request` says. May sleep; the caller must not hold the `mmap_lock` of the process.
+    /// Reads the entries of the process at the addresses `range` and has pages faulted in according
+    /// to `request`. May sleep. The caller must not hold the `mmap_lock` of the process.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `range` is empty, does not consist of whole pages, or is not in the range of
+    /// - `EINVAL` if `range` is empty, does not consist of whole pages or is not in the range of
     ///   the notifier.
     /// - `ESRCH` if the process has exited.
-    /// - `EFAULT` if the process has no memory there that a device can access.
+    /// - `EFAULT` if the process has no device-accessible memory there.
     /// - `EPERM` if the process may not write there.
     /// - `EBUSY` if the process has changed the addresses repeatedly.
     /// - `EINTR` if the task is killed, `ENOMEM` if memory runs out.
@@ -282,7 +282,7 @@ impl<T: Mirror> IntervalNotifier<T> {
             dma_dev: request.dma_dev.map_or(ptr::null_mut(), Device::as_raw),
         };
 
-        // SAFETY: The structure is valid, with an entry for each page, the memory has users, and
+        // SAFETY: The structure is valid and has an entry for each page. The memory has users and
         // the device is borrowed.
         to_result(unsafe {
             bindings::hmm_range_fault_unlocked_timeout(
@@ -300,8 +300,8 @@ impl<T: Mirror> IntervalNotifier<T> {
     /// As [`Self::fault`] and [`Faulted::lock`], repeated until the process does not change the
     /// addresses.
     ///
-    /// Only a fatal signal ends it before: a worker, which gets no signals, must call the two
-    /// itself, and give up at some point.
+    /// Only an error or a fatal signal ends it before. A worker gets no signals. So it must call
+    /// the two itself and give up at some point.
     ///
     /// # Errors
     ///
@@ -324,7 +324,7 @@ impl<T: Mirror> IntervalNotifier<T> {
 }
 
 impl<'a, T: Mirror> Faulted<'a, T> {
-    /// Locks the mirror, and checks that the process has not changed the addresses since.
+    /// Locks the mirror and checks that the process has not changed the addresses since.
     ///
     /// # Errors
     ///
@@ -332,7 +332,7 @@ impl<'a, T: Mirror> Faulted<'a, T> {
     pub fn lock(self) -> core::result::Result<Checked<'a, T>, Retry> {
         let mirror = self.notifier.lock();
 
-        // SAFETY: The notifier is valid, and the lock that the callback takes is held.
+        // SAFETY: The notifier is valid and the lock taken by the callback is held.
         if unsafe { bindings::mmu_interval_read_retry(self.notifier.as_raw(), self.seq) } {
             return Err(Retry);
         }
@@ -344,7 +344,7 @@ impl<'a, T: Mirror> Faulted<'a, T> {
 }
 
 impl<T: Mirror> Checked<'_, T> {
-    /// Returns the mirror, and an entry for each page of the range.
+    /// Returns the mirror and an entry for each page of the range.
     #[inline]
     pub fn parts(&mut self) -> (&mut T, &[Entry]) {
         (&mut self.mirror, &self.entries)
@@ -357,7 +357,7 @@ impl<T: Mirror> Checked<'_, T> {
     }
 }
 
-/// A page of a process, for the DMA of a device.
+/// A page of a process for the DMA of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaPage {
     /// The DMA address.
@@ -366,12 +366,12 @@ pub struct DmaPage {
     pub peer: Option<MapType>,
 }
 
-/// The pages that are mapped for a device.
+/// The pages mapped for a device.
 ///
 /// # Invariants
 ///
-/// - `raw` is a map of `dev`, with an entry for each of `count` pages.
-/// - The pages whose entries are flagged are mapped. They stay until they are unmapped.
+/// - `raw` is a map of `dev` with an entry for each of `count` pages.
+/// - Pages with flagged entries are mapped. They stay until they are unmapped.
 /// - `dev` is bound.
 struct DmaMap {
     dev: ARef<Device>,
@@ -392,13 +392,13 @@ impl DmaMap {
         }
 
         let mut raw = bindings::hmm_dma_map::default();
-        // SAFETY: The device is bound, and the structure zeroed.
+        // SAFETY: The device is bound and the structure zeroed.
         to_result(unsafe {
             bindings::hmm_dma_map_alloc(dev.as_raw(), &mut raw, count, PAGE_SIZE)
         })?;
 
-        // INVARIANT: The map was just made, and nothing is mapped. The caller promises that `dev`
-        // is bound.
+        // INVARIANT: The map was just allocated and nothing is mapped. The caller promises that
+        // `dev` is bound.
         Ok(Self {
             dev: dev.into(),
             raw,
@@ -414,7 +414,7 @@ impl DmaMap {
         unsafe { &mut *self.raw.pfn_list.add(index) }
     }
 
-    /// Maps page `index` of the range, which has just been checked to have `entry`, and still is.
+    /// Maps page `index` of the range. It was just checked to have `entry` and still has it.
     ///
     /// # Errors
     ///
@@ -423,7 +423,7 @@ impl DmaMap {
     ///
     /// # Safety
     ///
-    /// `index` must be the index of a page, and the lock of the mirror must have been held since
+    /// `index` must be the index of a page. The lock of the mirror must have been held since
     /// `entry` was checked. `state` must have been used for this device only.
     unsafe fn map(
         &mut self,
@@ -447,8 +447,8 @@ impl DmaMap {
         };
 
         *slot = entry.0 & !(DMA_MAPPED | P2PDMA | P2PDMA_BUS) | mapped;
-        // SAFETY: The map is that of the device, which is bound, and has a page at the index, which
-        // stays until the mirror is invalidated.
+        // SAFETY: The map is that of the device, which is bound. It has a page at the index. The
+        // page stays until the mirror is invalidated.
         let addr = unsafe { bindings::hmm_dma_map_pfn(dev, &mut self.raw, index, state) };
         // SAFETY: As the caller promises.
         let slot = unsafe { self.entry(index) };
@@ -470,7 +470,7 @@ impl DmaMap {
         })
     }
 
-    /// Unmaps some pages, which the device does not access any more.
+    /// Unmaps some pages after the last access of the device.
     fn unmap(&mut self, pages: Range<usize>) {
         let dev = self.dev.as_raw();
 
@@ -481,7 +481,7 @@ impl DmaMap {
             if old & DMA_MAPPED == 0 {
                 continue;
             }
-            // SAFETY: As above. By the type invariants the device is bound, and the page stays.
+            // SAFETY: As above. By the type invariants the device is bound and the page stays.
             unsafe {
                 *self.entry(index) = old;
                 bindings::hmm_dma_unmap_pfn(dev, &mut self.raw, index);
@@ -500,13 +500,13 @@ impl DmaMap {
 impl Drop for DmaMap {
     fn drop(&mut self) {
         self.unmap(0..self.count);
-        // SAFETY: By the type invariants the map belongs to the device, which is bound. Nothing is
-        // mapped any more.
+        // SAFETY: By the type invariants the map belongs to the device and the device is bound.
+        // Nothing is mapped any more.
         unsafe { bindings::hmm_dma_map_free(self.dev.as_raw(), &mut self.raw) };
     }
 }
 
-/// The mirror of an [`Import`]: the mapped pages, and the mirror of the driver.
+/// The mirror of an [`Import`]: the mapped pages and the mirror of the driver.
 struct Mapped<T: Mirror> {
     inner: T,
     /// The start of the range.
@@ -520,7 +520,7 @@ impl<T: Mirror> Mirror for Mapped<T> {
         self.inner.invalidate(range.clone());
 
         if let Some(map) = &mut self.map {
-            // The range is inside of that of the notifier, and ends at the end of a page.
+            // The range is inside that of the notifier and ends at the end of a page.
             map.unmap(
                 (range.start - self.start) / PAGE_SIZE
                     ..(range.end - self.start).div_ceil(PAGE_SIZE),
@@ -530,7 +530,7 @@ impl<T: Mirror> Mirror for Mapped<T> {
 }
 
 impl<T: Mirror> IntervalNotifier<Mapped<T>> {
-    /// Stops the device, and unmaps everything for good. Waits for an access that is under way.
+    /// Stops the device and unmaps everything for good. Waits for an access under way.
     fn revoke(&self) {
         let mut mapped = self.lock();
 
@@ -558,16 +558,16 @@ fn lock_class() -> Pin<&'static LockClassKey> {
     crate::static_lock_class!()
 }
 
-/// Memory of a process that a device reaches by DMA, by the addresses of the process.
+/// Memory of a process for the DMA of a device by the addresses of the process.
 ///
-/// Pages are mapped when they are first accessed, and unmapped when the process changes them, for
-/// example frees them, or when they migrate.
+/// Pages are mapped when they are first accessed. They are unmapped when they migrate or when the
+/// process changes them, for example frees them.
 ///
-/// It may outlive the process and the binding of the device. An unbind waits for an access that has
-/// the mirror locked, but not for one whose pages are being faulted in, which may take as long as
-/// the process wants.
+/// It may outlive the process and the binding of the device. An unbind waits for an access with the
+/// mirror locked. It does not wait for an access whose pages are being faulted in, because the
+/// process may delay that without limit.
 pub struct Import<T: Mirror> {
-    // Dropped first, because it unmaps the pages that the notifier stands for.
+    // Dropped first, because it unmaps the pages covered by the notifier.
     _revoker: Devres<Revoker<T>>,
     notifier: Arc<IntervalNotifier<Mapped<T>>>,
     dev: ARef<Device>,
@@ -581,7 +581,7 @@ impl<T: Mirror> Import<T> {
     ///
     /// - `EOPNOTSUPP` if the DMA of the device needs to be synchronized, for example because it is
     ///   bounced.
-    /// - `EINVAL` if `range` is empty, or does not consist of whole pages.
+    /// - `EINVAL` if `range` is empty or does not consist of whole pages.
     /// - `ENOMEM` if memory runs out, `EINTR` if the task is killed.
     pub fn new(
         dev: &Device<Bound>,
@@ -610,7 +610,7 @@ impl<T: Mirror> Import<T> {
         })
     }
 
-    /// Returns the addresses that are imported.
+    /// Returns the imported addresses.
     #[inline]
     pub fn range(&self) -> Range<usize> {
         self.notifier.range()
@@ -622,12 +622,13 @@ impl<T: Mirror> Import<T> {
         &self.dev
     }
 
-    /// Ends all access, as an unbind of the device does. Waits for an access that is under way.
+    /// Ends all access as an unbind of the device does. Waits for an access under way.
     pub fn revoke(&self) {
         self.notifier.revoke();
     }
 
-    /// Has the pages of the addresses `range` faulted in as `request` says, and maps none of them.
+    /// Has the pages of the addresses `range` faulted in according to `request` and maps none of
+    /// them.
     ///
     /// # Errors
     ///
@@ -636,19 +637,19 @@ impl<T: Mirror> Import<T> {
         self.notifier.fault_and_lock(range, request).map(drop)
     }
 
-    /// Maps the addresses `range`, and calls `f` with the mirror and the DMA address of each page.
+    /// Maps the addresses `range` and calls `f` with the mirror and the DMA address of each page.
     ///
-    /// The addresses are valid as long as `f` runs, and until the mirror is invalidated. `f` is
-    /// called with the mirror locked: see [`interval_notifier`](super::interval_notifier#locking).
+    /// The addresses are valid while `f` runs and until the mirror is invalidated. `f` is called
+    /// with the mirror locked: see [`interval_notifier`](super::interval_notifier#locking).
     ///
-    /// Memory of a peer stays where it is if the device reaches it. The pages that it does not
-    /// reach migrate to system memory.
+    /// Memory of a peer stays where it is if the device reaches it. Unreachable pages migrate to
+    /// system memory.
     ///
     /// # Errors
     ///
-    /// - `ENODEV` if the device was unbound, or the import [revoked](Self::revoke).
-    /// - `EIO` if a page cannot be mapped, for example one of a BAR that the process has mapped and
-    ///   the device does not reach.
+    /// - `ENODEV` if the device was unbound or the import [revoked](Self::revoke).
+    /// - `EIO` if a page cannot be mapped. An example is a page of a BAR mapped by the process and
+    ///   unreachable by the device.
     /// - Those of [`IntervalNotifier::fault`].
     pub fn access<R>(
         &self,
@@ -680,7 +681,7 @@ impl<T: Mirror> Import<T> {
     }
 }
 
-/// Maps the pages from the number `first` on, whose entries were checked, and still are.
+/// Maps the pages from the number `first` on. Their entries were checked and are still valid.
 fn map_all(
     map: &mut DmaMap,
     first: usize,
@@ -690,7 +691,7 @@ fn map_all(
     let mut state = bindings::pci_p2pdma_map_state::default();
 
     for (index, entry) in entries.iter().enumerate() {
-        // SAFETY: `fault_and_lock()` has checked the range, and the guard borrows the entries.
+        // SAFETY: `fault_and_lock()` has checked the range and the guard borrows the entries.
         let page = unsafe { map.map(first + index, entry, &mut state) }?;
 
         pages.push_within_capacity(page).map_err(|_| EINVAL)?;

@@ -2,17 +2,17 @@
 
 //! Notifiers for a range of addresses of a process.
 //!
-//! A device that uses the memory of a process by its addresses mirrors a part of the page table of
-//! the process. Before an entry of that page table changes, the kernel calls the notifier, and the
+//! A device using the memory of a process by its addresses mirrors a part of the page table of the
+//! process. Before an entry of that page table changes, the kernel calls the notifier and the
 //! device stops using its copy of the entry. The page may be freed afterwards.
 //!
 //! # Locking
 //!
 //! The mirror has a mutex, which belongs to the [`IntervalNotifier`]. The kernel may call the
-//! notifier with the `mmap_lock` of the process held, and while it reclaims memory: with the mutex
-//! held, code neither allocates memory other than by `GFP_NOWAIT`, nor accesses user memory, nor
-//! takes a lock that is held where either is done, such as a reservation. Lockdep is taught the
-//! former.
+//! notifier with the `mmap_lock` of the process held and during memory reclaim. So with the mutex
+//! held, code allocates memory only by `GFP_NOWAIT` and does not access user memory. Nor does it
+//! take a lock that is held around either of them, such as a reservation. Lockdep is taught the
+//! rule about allocations.
 //!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
 
@@ -35,19 +35,18 @@ use core::ops::Range;
 
 /// The state of a device for a part of the page table of a process.
 pub trait Mirror: Send + Unpin + 'static {
-    /// The process is changing its memory at the addresses `range`, which are in the range of the
+    /// The process is changing its memory at the addresses `range`. They are in the range of the
     /// notifier.
     ///
-    /// The device must have stopped using its state for these addresses when this returns. May
+    /// When this returns, the device must have stopped using its state for these addresses. May
     /// sleep, but see the [locking](self#locking).
     ///
-    /// Called for the whole range when the process exits, and when the notifier is dropped.
+    /// Called for the whole range when the process exits and when the notifier is dropped.
     fn invalidate(&mut self, range: Range<usize>);
 }
 
-/// Runs `f` as if it reclaimed memory, so that lockdep knows that the locks that it takes are taken
-/// in reclaim.
-// Not inlined into modules, which cannot call the functions.
+/// Runs `f` as if it reclaimed memory. So lockdep knows that its locks are taken in reclaim.
+// Not inlined into modules, because they cannot call the functions.
 #[inline(never)]
 fn as_in_reclaim(f: &mut dyn FnMut()) {
     #[cfg(CONFIG_LOCKDEP)]
@@ -63,15 +62,15 @@ fn as_in_reclaim(f: &mut dyn FnMut()) {
     };
 }
 
-/// A notifier for a range of addresses of a process, and its mirror.
+/// A notifier for a range of addresses of a process and its mirror.
 ///
-/// Entries that are read from the page table are only valid if the notifier was not called since:
-/// see [`IntervalNotifier::fault`](IntervalNotifier#method.fault).
+/// Entries read from the page table are only valid if the notifier was not called since: see
+/// [`IntervalNotifier::fault`](IntervalNotifier#method.fault).
 ///
 /// # Invariants
 ///
-/// `raw` is inserted for `range`, which consists of whole pages and is not empty, with the
-/// operations of this type.
+/// `raw` is inserted for `range` with the operations of this type. `range` consists of whole pages
+/// and is not empty.
 #[pin_data(PinnedDrop)]
 pub struct IntervalNotifier<T: Mirror> {
     #[pin]
@@ -82,10 +81,10 @@ pub struct IntervalNotifier<T: Mirror> {
     raw: Opaque<bindings::mmu_interval_notifier>,
 }
 
-// SAFETY: A notifier may be used, and removed, from any task.
+// SAFETY: A notifier may be used and removed from any task.
 unsafe impl<T: Mirror> Send for IntervalNotifier<T> {}
 
-// SAFETY: The C structure has locks, and its other fields are accessed with the mutex held.
+// SAFETY: The C structure has locks and its other fields are accessed with the mutex held.
 unsafe impl<T: Mirror> Sync for IntervalNotifier<T> {}
 
 impl<T: Mirror> IntervalNotifier<T> {
@@ -95,14 +94,14 @@ impl<T: Mirror> IntervalNotifier<T> {
         invalidate_finish: None,
     };
 
-    /// Makes a notifier for the addresses `range` of a process.
+    /// Creates a notifier for the addresses `range` of a process.
     ///
-    /// The caller must not hold a lock that `mirror` takes when it is invalidated, nor the
-    /// `mmap_lock` of the process.
+    /// The caller must not hold the `mmap_lock` of the process, nor a lock taken by `mirror` when
+    /// it is invalidated.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `range` is empty, or does not consist of whole pages.
+    /// - `EINVAL` if `range` is empty or does not consist of whole pages.
     /// - `ENOMEM` if memory runs out, `EINTR` if the task is killed.
     pub fn new<'a>(
         mm: &'a MmWithUser,
@@ -111,7 +110,7 @@ impl<T: Mirror> IntervalNotifier<T> {
     ) -> impl PinInit<Self, Error> + 'a {
         let Range { start, end } = range;
 
-        // INVARIANT: The initializer of `raw` inserts it, if the range is valid.
+        // INVARIANT: The initializer of `raw` inserts it if the range is valid.
         try_pin_init!(&this in Self {
             mirror <- mirror,
             range: start..end,
@@ -123,8 +122,8 @@ impl<T: Mirror> IntervalNotifier<T> {
                 let mirror = unsafe { &(*this.as_ptr()).mirror };
                 as_in_reclaim(&mut || drop(mirror.lock()));
 
-                // SAFETY: `raw` is a part of a value that is otherwise initialized, and that does
-                // not move. The memory of the process has users.
+                // SAFETY: `raw` is a part of a value that is otherwise initialized and does not
+                // move. The memory of the process has users.
                 to_result(unsafe {
                     bindings::mmu_interval_notifier_insert(
                         raw,
@@ -138,13 +137,13 @@ impl<T: Mirror> IntervalNotifier<T> {
         }? Error)
     }
 
-    /// Returns the addresses that the notifier is for.
+    /// Returns the addresses of the notifier.
     #[inline]
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
-    /// Locks the mirror. See the [locking](self#locking) for what may be done meanwhile.
+    /// Locks the mirror. See the [locking](self#locking) for the rules with the lock held.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T, MutexBackend> {
         self.mirror.lock()
@@ -157,20 +156,20 @@ impl<T: Mirror> IntervalNotifier<T> {
 
     /// # Safety
     ///
-    /// Called by the kernel with the structure of a value, when the process changes its memory in
+    /// Called by the kernel with the structure of a value when the process changes its memory in
     /// `range`.
     unsafe extern "C" fn invalidate_callback(
         raw: *mut bindings::mmu_interval_notifier,
         range: *const bindings::mmu_notifier_range,
         cur_seq: c_ulong,
     ) -> bool {
-        // SAFETY: The structure belongs to a value, which removes it before it is dropped.
+        // SAFETY: The structure belongs to a value. The value removes it before it is dropped.
         let this = unsafe {
             let field = Opaque::cast_from(raw).cast_mut();
 
             &*crate::container_of!(field, Self, raw)
         };
-        // SAFETY: The range is valid, and does not change.
+        // SAFETY: The range is valid and does not change.
         let range = unsafe { &*range };
 
         if range.flags & bindings::MMU_NOTIFIER_RANGE_BLOCKABLE == 0 {
@@ -178,7 +177,7 @@ impl<T: Mirror> IntervalNotifier<T> {
         }
 
         let mut mirror = this.mirror.lock();
-        // SAFETY: The structure is valid, and the lock is held under which the number is read.
+        // SAFETY: The structure is valid. The lock for reading the number is held.
         unsafe { bindings::mmu_interval_set_seq(raw, cur_seq) };
         mirror.invalidate(this.range.start.max(range.start)..this.range.end.min(range.end));
         true

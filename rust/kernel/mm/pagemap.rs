@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Struct pages of memory that the CPU cannot access.
+//! Struct pages of CPU-inaccessible memory.
 //!
-//! Memory of a device may take the place of anonymous memory of a process: then its page table has
-//! entries that are not present and name a device-private page. The page has a struct page, and a
-//! frame number in an otherwise unused range of physical addresses. An access by the CPU faults,
-//! and the fault moves the page back.
+//! Memory of a device may be used in place of anonymous memory of a process. Then the page table
+//! entries of the process are not present and name a device-private page. The page has a struct
+//! page and a frame number in an otherwise unused range of physical addresses. An access by the CPU
+//! faults and the fault moves the page back.
 //!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
@@ -20,19 +20,19 @@ use crate::{
     types::Opaque, //
 };
 
-/// A range of physical addresses in which there is neither memory nor a device.
+/// A range of physical addresses with neither memory nor a device.
 ///
 /// # Invariants
 ///
-/// The range was requested, and is released by the value.
+/// The range was requested and is released by the value.
 struct FreeRegion {
     start: u64,
     len: u64,
 }
 
 impl FreeRegion {
-    /// Requests a range of at least `size` bytes, which begins at a multiple of the size of a
-    /// memory section. `name` is shown in `/proc/iomem`.
+    /// Requests a range of at least `size` bytes. It begins at a multiple of the size of a memory
+    /// section. `name` is shown in `/proc/iomem`.
     fn new(size: usize, name: &'static CStr) -> Result<Self> {
         // SAFETY: The function locks the tree of resources. The name is static.
         let region = from_err_ptr(unsafe {
@@ -43,7 +43,7 @@ impl FreeRegion {
             )
         })?;
 
-        // SAFETY: The range was just requested, and is not released before the value is dropped.
+        // SAFETY: The range was just requested. It is not released before the value is dropped.
         let (start, end) = unsafe { ((*region).start, (*region).end) };
         // INVARIANT: As above. The end is the last byte.
         Ok(Self {
@@ -64,13 +64,13 @@ impl Drop for FreeRegion {
 
 /// The device-private pages of a device.
 ///
-/// Page 0 begins at a multiple of at least 2 MiB, so that memory that is aligned in the memory of
-/// the device has the same alignment in page frames.
+/// Page 0 begins at a multiple of at least 2 MiB. So memory has the same alignment in the memory of
+/// the device and in page frames.
 ///
 /// # Invariants
 ///
-/// - `raw` has the parameters of [`Self::new`], and its pages exist.
-/// - Page frame `first` and the next ones, `count` in all, have struct pages.
+/// - `raw` has the parameters of [`Self::new`] and its pages exist.
+/// - `count` page frames from frame `first` on have struct pages.
 #[pin_data(PinnedDrop)]
 pub(crate) struct PrivatePages {
     ops: bindings::dev_pagemap_ops,
@@ -82,14 +82,15 @@ pub(crate) struct PrivatePages {
     _region: FreeRegion,
 }
 
-// SAFETY: The pages may be used, and removed, from any task.
+// SAFETY: The pages may be used and removed from any task.
 unsafe impl Send for PrivatePages {}
 
-// SAFETY: The structure belongs to the C code, which locks it where needed. The rest is constant.
+// SAFETY: The structure belongs to the C code. The C code locks it where needed. The rest is
+// constant.
 unsafe impl Sync for PrivatePages {}
 
 impl PrivatePages {
-    /// Makes the pages of `size` bytes of memory, on the node `nid`. The value itself is their
+    /// Creates the pages of `size` bytes of memory on the node `nid`. The value itself is their
     /// owner: pages of another value are never mistaken for pages of this one.
     ///
     /// `name` is shown in `/proc/iomem`.
@@ -102,7 +103,7 @@ impl PrivatePages {
     ///
     /// # Safety
     ///
-    /// The functions of `ops` must be those of device-private pages, and be safe to be called for
+    /// The functions of `ops` must be those of device-private pages. They must be safe to call for
     /// the pages of the value until it is dropped.
     pub(crate) unsafe fn new(
         ops: bindings::dev_pagemap_ops,
@@ -122,8 +123,8 @@ impl PrivatePages {
         Ok(try_pin_init!(&this in Self {
             ops,
             raw <- Opaque::try_ffi_init(move |raw: *mut bindings::dev_pagemap| {
-                // SAFETY: `raw` is memory for the structure, of which all zeroes are a valid value,
-                // and `this` points to the value, which does not move and has its operations. The
+                // SAFETY: `raw` is memory for the structure, and all zeroes are a valid value of
+                // it. `this` points to the value, which does not move and has its operations. The
                 // range is free for at least as long as `region` exists.
                 unsafe {
                     raw.write_bytes(0, 1);
@@ -137,7 +138,7 @@ impl PrivatePages {
             }),
             // CAST: Page frame numbers are of this type.
             first: (start >> PAGE_SHIFT) as usize,
-            // Memory is added in sections; pages for which the device has no memory are not used.
+            // Memory is added in sections. Pages beyond the memory of the device are not used.
             count: size >> PAGE_SHIFT,
             _region: region,
         }? Error))
@@ -172,7 +173,7 @@ impl PrivatePages {
         self.raw.get()
     }
 
-    /// Returns the value that a C structure belongs to.
+    /// Returns the value owning a C structure.
     ///
     /// # Safety
     ///

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Addresses of PCI functions, and the functions at these addresses.
+//! Addresses of PCI functions and the functions at these addresses.
 
 use super::Device;
 use crate::{
@@ -17,7 +17,7 @@ pub struct Address {
     pub domain: u32,
     /// The number of the bus.
     pub bus: u8,
-    /// The number of the device times 8, plus the number of the function.
+    /// The number of the device times 8 plus the number of the function.
     pub devfn: u8,
 }
 
@@ -47,14 +47,14 @@ impl Device {
     pub fn at(address: Address) -> Option<ARef<Self>> {
         let domain = i32::try_from(address.domain).ok()?;
 
-        // SAFETY: The function may be called with any numbers, from a context that may sleep, as is
-        // the context of every function whose documentation does not exclude it.
+        // SAFETY: The function may be called with any numbers from a context that may sleep. Every
+        // function is called in such a context unless its documentation excludes it.
         let raw = unsafe {
             bindings::pci_get_domain_bus_and_slot(domain, address.bus.into(), address.devfn.into())
         };
         let raw = NonNull::new(raw)?;
 
-        // SAFETY: The device is valid and comes with a reference, which the `ARef` takes over.
+        // SAFETY: The device is valid and comes with a reference. The `ARef` takes it over.
         // `Device` is a transparent wrapper of `struct pci_dev`.
         Some(unsafe { ARef::from_raw(raw.cast()) })
     }
@@ -64,7 +64,7 @@ impl<Ctx: DeviceContext> Device<Ctx> {
     /// Returns the address of the function.
     #[inline(never)]
     pub fn address(&self) -> Address {
-        // SAFETY: The device is valid, and so is the bus of a valid device.
+        // SAFETY: The device is valid and so is the bus of a valid device.
         let (domain, dev_id) = unsafe {
             (
                 bindings::pci_domain_nr((*self.as_raw()).bus),

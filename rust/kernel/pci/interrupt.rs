@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Interrupts of a PCI device that a thread handles, even if one was lost.
+//! Interrupts of a PCI device with a threaded handler and a timer for lost interrupts.
 //!
-//! The first vector of the device has a handler that runs in a thread of its own, so that it may
-//! sleep. The thread is woken by the interrupt, and by a timer that the handler and the driver set:
-//! so the handler detects that an interrupt was lost, or that the device does not do its work. It
-//! is never called on two processors at once.
+//! The handler of the device's first vector runs in a thread of its own, so that it may sleep. The
+//! thread is woken by the interrupt and by a timer set by the handler and the driver. So the
+//! handler detects a lost interrupt or a device not doing its work. It is never called on two
+//! processors at once.
 //!
 //! The vector is a resource of the device: it is released before the driver is unbound, even if the
 //! [`Interrupt`] is still referenced. The handler is dropped by then. It must not own the last
-//! reference to the [`Interrupt`]: the drop of that waits for the handler, which would wait for
-//! itself for ever.
+//! reference to the [`Interrupt`]. Dropping that waits for the handler, which would wait for itself
+//! for ever.
 //!
-//! It is for MSI and MSI-X only, because the handler cannot report that a shared interrupt is not
-//! one of its device.
+//! It is for MSI and MSI-X only, because the handler cannot report that a shared interrupt is from
+//! another device.
 //!
 //! C headers: [`include/linux/interrupt.h`](srctree/include/linux/interrupt.h),
 //! [`include/linux/timer.h`](srctree/include/linux/timer.h)
@@ -41,11 +41,11 @@ use core::marker::PhantomPinned;
 
 /// The handler of the interrupts of a device.
 pub trait InterruptHandler: Send + Sync + 'static {
-    /// Handles the work that the device has done. Sleeps.
+    /// Handles the work done by the device. Sleeps.
     ///
-    /// Called after each interrupt, and when a time that was set has elapsed; one call may stand
-    /// for several interrupts. Returns after how many milliseconds it has to be called again at the
-    /// latest, or [`None`] if an interrupt or [`Interrupt::poll_in`] is enough.
+    /// Called after each interrupt and when a set time has elapsed. One call may stand for several
+    /// interrupts. Returns after how many milliseconds it has to be called again at the latest.
+    /// Returns [`None`] if an interrupt or [`Interrupt::poll_in`] is enough.
     fn handle(&self) -> Option<Msecs>;
 }
 
@@ -67,10 +67,10 @@ struct Line<H: InterruptHandler> {
     _pin: PhantomPinned,
 }
 
-// SAFETY: The timer may be used from any context, and `H` is `Send`.
+// SAFETY: The timer may be used from any context and `H` is `Send`.
 unsafe impl<H: InterruptHandler> Send for Line<H> {}
 
-// SAFETY: As for `Send`; the core of the timers synchronizes them, and `H` is `Sync`.
+// SAFETY: As for `Send`. The core of the timers synchronizes them and `H` is `Sync`.
 unsafe impl<H: InterruptHandler> Sync for Line<H> {}
 
 impl<H: InterruptHandler> Line<H> {
@@ -116,8 +116,8 @@ impl<H: InterruptHandler> PinnedDrop for Line<H> {
         let this: *const Self = &*self;
 
         // SAFETY: By the type invariant. When the first call returns, the timer does not wake the
-        // thread any more, even if the handler sets it; when the second one returns, the handler
-        // has returned. May sleep: the caller is devres, or drops the last reference.
+        // thread any more, even if the handler sets it. When the second one returns, the handler
+        // has returned. May sleep: the caller is devres or drops the last reference.
         unsafe {
             bindings::timer_shutdown_sync(self.timer.get());
             bindings::free_irq(self.irq, this.cast_mut().cast());
@@ -125,7 +125,7 @@ impl<H: InterruptHandler> PinnedDrop for Line<H> {
     }
 }
 
-// Not generic and not inlined, so that the lock class and its name stay in the kernel crate.
+// Neither generic nor inlined, so that the lock class and its name stay in the kernel crate.
 #[inline(never)]
 fn init_timer(
     timer: *mut bindings::timer_list,
@@ -133,7 +133,7 @@ fn init_timer(
 ) {
     static CLASS: Pin<&'static LockClassKey> = crate::static_lock_class!();
 
-    // SAFETY: The memory is that of a timer, which is not in use, and the class is static.
+    // SAFETY: The memory is that of an unused timer and the class is static.
     unsafe {
         bindings::timer_init_key(
             timer,
@@ -145,14 +145,14 @@ fn init_timer(
     };
 }
 
-/// Lets a timer expire in `delay` milliseconds, unless it does so earlier.
+/// Makes a timer expire in `delay` milliseconds unless it does so earlier.
 ///
 /// # Safety
 ///
 /// The timer must be initialized.
 #[inline(never)]
 unsafe fn set_timer(timer: *mut bindings::timer_list, delay: Msecs) {
-    // SAFETY: The timer's interrupt changes the number, which is read at once.
+    // SAFETY: The timer's interrupt changes the number. It is read at once.
     let now = unsafe { (&raw const bindings::jiffies).read_volatile() };
 
     // SAFETY: By the safety requirements.
@@ -163,22 +163,22 @@ unsafe fn set_timer(timer: *mut bindings::timer_list, delay: Msecs) {
 ///
 /// Called by the timer core with the timer of a [`Line<H>`].
 unsafe extern "C" fn timer_callback<H: InterruptHandler>(timer: *mut bindings::timer_list) {
-    // SAFETY: By the safety requirements; the timer is shut down before the line is gone.
+    // SAFETY: By the safety requirements. The timer is shut down before the line is gone.
     let line = unsafe { container_of!(Opaque::cast_from(timer), Line<H>, timer) };
 
-    // SAFETY: The line is valid, and its handler registered, or about to be: then no thread is
-    // woken.
+    // SAFETY: The line is valid. Its handler is registered or about to be. In the latter case no
+    // thread is woken.
     unsafe { bindings::irq_wake_thread((*line).irq, line.cast_mut().cast()) };
 }
 
 /// # Safety
 ///
-/// Called by the interrupt core with the pointer that [`Line::new`] has registered.
+/// Called by the interrupt core with the pointer registered by [`Line::new`].
 unsafe extern "C" fn thread_callback<H: InterruptHandler>(
     _irq: c_int,
     line: *mut c_void,
 ) -> bindings::irqreturn_t {
-    // SAFETY: By the safety requirements this is a `Line<H>`, which is valid until `free_irq()`,
+    // SAFETY: By the safety requirements this is a `Line<H>`. It is valid until `free_irq()`,
     // called when it is dropped, has returned.
     let line = unsafe { &*line.cast::<Line<H>>() };
 
@@ -188,7 +188,7 @@ unsafe extern "C" fn thread_callback<H: InterruptHandler>(
     bindings::irqreturn_t(bindings::irqreturn::IRQ_HANDLED.0)
 }
 
-/// The interrupt of a device, until its driver is unbound.
+/// The interrupt of a device until its driver is unbound.
 ///
 /// # Examples
 ///
@@ -230,21 +230,21 @@ unsafe extern "C" fn thread_callback<H: InterruptHandler>(
 pub struct Interrupt<H: InterruptHandler>(Devres<Line<H>>);
 
 impl<H: InterruptHandler> Interrupt<H> {
-    /// Allocates one vector of the device, and lets `handler` handle it. `name` is shown in
+    /// Allocates one vector of the device and lets `handler` handle it. `name` is shown in
     /// `/proc/interrupts`.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the device has no interrupt of these types, `ENOMEM`, and the errors of
-    /// `request_threaded_irq()` and `handler`.
+    /// `ENOSPC` if the device has no interrupt of these types, `ENOMEM` if memory runs out, and the
+    /// errors of `request_threaded_irq()` and `handler`.
     pub fn new(
         pdev: &Device<Bound>,
         types: IrqTypes,
         name: &'static CStr,
         handler: impl PinInit<H, Error>,
     ) -> Result<Self> {
-        // SAFETY: A `Line` owns all that is made with this reference, and devres drops the line
-        // while the device is still bound. Nothing else keeps it.
+        // SAFETY: A `Line` owns everything created with this reference. Devres drops the line while
+        // the device is still bound. Nothing else keeps it.
         let bound: &'static Device<Bound> = unsafe { &*core::ptr::from_ref(pdev) };
         let vectors = bound.alloc_irq_vectors(1, 1, types)?;
         let irq = crate::irq::IrqRequest::from(vectors.index(0)?).irq();
@@ -255,7 +255,7 @@ impl<H: InterruptHandler> Interrupt<H> {
         )?))
     }
 
-    /// Makes the handler be called in `delay` milliseconds, or earlier. Does nothing after the
+    /// Makes the handler be called in `delay` milliseconds or earlier. Does nothing after the
     /// driver was unbound. May be called in any context.
     pub fn poll_in(&self, delay: Msecs) {
         self.0.try_access_with(|line| line.poll_in(delay));

@@ -2,8 +2,8 @@
 
 //! Bus mastering as a resource of the bound device.
 //!
-//! A device that is a bus master may access memory on its own, even memory that its driver has
-//! freed. The PCI core does not end that when a driver is unbound.
+//! A bus master may access memory on its own, even memory freed by its driver. The PCI core does
+//! not end that when a driver is unbound.
 //!
 //! C header: [`include/linux/pci.h`](srctree/include/linux/pci.h)
 
@@ -26,8 +26,8 @@ struct Enabled(ARef<Device>);
 
 impl Enabled {
     fn clear(&self) {
-        // SAFETY: The device is valid, and by the type invariant no other driver is bound that
-        // could want it to be a bus master.
+        // SAFETY: The device is valid. By the type invariant no other driver is bound and could
+        // want it to be a bus master.
         unsafe { bindings::pci_clear_master(self.0.as_raw()) };
     }
 
@@ -43,13 +43,13 @@ impl Drop for Enabled {
     }
 }
 
-/// A device that is a bus master, until [`Self::end`] or until its driver is unbound. A device that
-/// sleeps is made one again by [`Self::resume`].
+/// A bus-mastering device, until [`Self::end`] or until its driver is unbound. After a sleep
+/// [`Self::resume`] makes the device a bus master again.
 ///
-/// A driver makes this when the device was reset, and when all memory that the device knows of is
-/// allocated: devres frees its part of that memory after the device has stopped to be a bus master.
-/// A driver that frees memory earlier, to which a device that does not obey may still write, calls
-/// [`Self::end`] before.
+/// A driver creates this after the device was reset and after all memory known to the device was
+/// allocated. Devres frees its part of that memory after bus mastering has ended. If a driver frees
+/// memory earlier and a misbehaving device may still write to it, the driver calls [`Self::end`]
+/// before.
 ///
 /// # Examples
 ///
@@ -89,8 +89,8 @@ impl BusMaster {
         Ok(Self(Devres::new(bound.as_ref(), Ok::<_, Error>(enabled))?))
     }
 
-    /// Ends bus mastering. When this returns the device cannot access memory any more, and raises
-    /// no MSI, because a write to the configuration space is answered. Does nothing after the
+    /// Ends bus mastering. When this returns, the device cannot access memory any more and raises
+    /// no MSI: the write to the configuration space has been answered. Does nothing after the
     /// driver was unbound.
     ///
     /// Only [`Self::resume`] and another [`BusMaster`] make the device a bus master again.
@@ -98,13 +98,13 @@ impl BusMaster {
         self.0.try_access_with(Enabled::clear);
     }
 
-    /// Makes the device a bus master again after [`Self::end`]. It must have stopped before, or have
+    /// Makes the device a bus master again after [`Self::end`]. It must have stopped before or have
     /// been reset since. Does nothing after the driver was unbound.
     pub fn resume(&self) {
         self.0.try_access_with(Enabled::set);
     }
 
-    /// Returns whether the driver was unbound, so that the device is no bus master.
+    /// Returns whether the driver was unbound and the device is no bus master.
     pub fn is_over(&self) -> bool {
         self.0.try_access().is_none()
     }

@@ -2,10 +2,11 @@
 
 //! PCI peer-to-peer DMA.
 //!
-//! A [`Provider`] stands for one BAR of a PCI device whose memory other PCI devices may read and
-//! write. It answers the two questions of an exporter: is there a permitted route from a client to
-//! the BAR ([`Provider::distance`]), and by which kind of address does the client reach it
-//! ([`Provider::map_type`]). [`Provider::decide`] answers both at once, with the facts that decide.
+//! A [`Provider`] stands for one BAR of a PCI device. Other PCI devices may read and write the
+//! memory of this BAR. The provider answers the two questions of an exporter: is there a permitted
+//! route from a client to the BAR ([`Provider::distance`]), and by which kind of address does the
+//! client reach it ([`Provider::map_type`]). [`Provider::decide`] answers both at once with the
+//! deciding facts.
 //!
 //! C header: [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
 
@@ -31,8 +32,8 @@ pub use self::pages::BarPages;
 
 /// How a client reaches peer-to-peer memory, `enum pci_p2pdma_map_type`.
 ///
-/// An open enum: kinds that a later kernel adds (other interconnects, say) are values without a
-/// name here, not undefined behaviour.
+/// An open enum: kinds added by a later kernel (other interconnects, say) are values without a name
+/// here, not undefined behaviour.
 ///
 /// # Examples
 ///
@@ -65,23 +66,23 @@ impl MapType {
     }
 }
 
-/// A port that sends requests between two devices below one bridge to the host instead.
+/// A port redirecting requests between two devices below one bridge to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Redirect {
     /// The address of the port.
     pub port: Address,
-    /// The bits of its ACS control register that make it do so: `PCI_ACS_RR`, `PCI_ACS_CR` and
+    /// The redirecting bits of its ACS control register: `PCI_ACS_RR`, `PCI_ACS_CR` and
     /// `PCI_ACS_EC`.
     pub acs: u16,
 }
 
-/// The facts about the host, for a route that goes through it.
+/// The facts about the host for a route through it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
     /// The processor forwards requests.
     Cpu,
-    /// The host bridge with these IDs decides: the question is whether it is on the kernel's list
-    /// of those that forward. The IDs are 0 if no PCI function stands for it.
+    /// The host bridge with these IDs decides: it has to be on the kernel's list of forwarding host
+    /// bridges. The IDs are 0 if no PCI function stands for it.
     Bridge {
         /// Its PCI vendor ID.
         vendor: u16,
@@ -92,19 +93,19 @@ pub enum Host {
     },
 }
 
-/// How a client reaches a BAR, with the facts that decide it, `struct pci_p2pdma_decision`.
+/// How a client reaches a BAR with the deciding facts, `struct pci_p2pdma_decision`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// The kind of mapping.
     pub map_type: MapType,
     /// PCI hops between both devices; [`None`] if there is no permitted route.
     pub distance: Option<u32>,
-    /// The lowest bridge that both devices are below, or the device itself if both are the same;
-    /// [`None`] if they meet in the host only.
+    /// The lowest bridge above both devices, or the device itself if both are the same; [`None`] if
+    /// they meet in the host only.
     pub bridge: Option<Address>,
-    /// The first port on the way to `bridge`, from the provider, that redirects.
+    /// The first redirecting port on the way from the provider to `bridge`.
     pub redirect: Option<Redirect>,
-    /// The facts about the host; [`None`] for a route that does not go through it.
+    /// The facts about the host; [`None`] for a route not going through it.
     pub host: Option<Host>,
 }
 
@@ -114,8 +115,8 @@ impl Decision {
     /// The bridges in `raw` must be valid devices.
     unsafe fn from_raw(raw: &bindings::pci_p2pdma_decision) -> Self {
         let address = |pdev: *mut bindings::pci_dev| {
-            // SAFETY: A bridge that is not null is valid, as the caller promises, and `Device` is a
-            // transparent wrapper.
+            // SAFETY: A non-null bridge is valid as the caller promises. `Device` is a transparent
+            // wrapper.
             unsafe { pdev.cast::<Device>().as_ref() }.map(|bridge| bridge.address())
         };
         let map_type = MapType(raw.map_type);
@@ -148,11 +149,11 @@ impl Decision {
 
 /// The peer-to-peer provider of one BAR.
 ///
-/// `'a` is the time for which the device is bound to its driver.
+/// The device is bound to its driver for `'a`.
 ///
 /// # Examples
 ///
-/// A driver that offers BAR 2 of QEMU's `ivshmem-plain` to its peers:
+/// A driver offering BAR 2 of QEMU's `ivshmem-plain` to its peers:
 ///
 /// ```
 /// use kernel::{
@@ -250,15 +251,15 @@ pub struct Provider<'a> {
     len: u64,
 }
 
-// SAFETY: A provider is constant after it was made; the functions that take it may be called from
-// any task.
+// SAFETY: A provider is constant after its creation. The functions taking it may be called from any
+// task.
 unsafe impl Send for Provider<'_> {}
 
 // SAFETY: As for `Send`.
 unsafe impl Sync for Provider<'_> {}
 
 impl<'a> Provider<'a> {
-    /// Returns the device that the BAR belongs to.
+    /// Returns the device of the BAR.
     #[inline]
     pub fn device(&self) -> &'a Device<device::Bound> {
         self.pdev
@@ -301,16 +302,15 @@ impl<'a> Provider<'a> {
     /// Returns the number of PCI hops between the BAR and `client`, or [`None`] if there is no
     /// permitted route.
     ///
-    /// Mirrors `pci_p2pdma_distance()`. For a client that is not a PCI device its nearest PCI
-    /// parent is measured; [`Self::map_type`], and so a mapping, needs a client that is a PCI
-    /// device itself.
+    /// Mirrors `pci_p2pdma_distance()`. If a client is not a PCI device, its nearest PCI parent is
+    /// measured. [`Self::map_type`] and thus a mapping needs a PCI device as the client.
     #[inline]
     pub fn distance(&self, client: &device::Device) -> Option<u32> {
         self.distance_many(&[client])
     }
 
     /// Returns the sum of the PCI hops between the BAR and each of `clients`, or [`None`] if there
-    /// is no permitted route to one of them, or no client at all.
+    /// is no permitted route to one of them or no client at all.
     ///
     /// Mirrors `pci_p2pdma_distance_many()`.
     #[inline(never)]
@@ -318,8 +318,8 @@ impl<'a> Provider<'a> {
         let count = i32::try_from(clients.len()).ok()?;
 
         // SAFETY: By the type invariant `pdev` is a valid device. A `&Device` is a pointer to a
-        // valid `struct device`, so `clients` is an array of `count` of them, which the function
-        // does not write to.
+        // valid `struct device`, so `clients` is an array of `count` of them. The function does not
+        // write to it.
         let distance = unsafe {
             bindings::pci_p2pdma_distance_many(
                 self.pdev.as_raw(),
@@ -332,42 +332,42 @@ impl<'a> Provider<'a> {
         u32::try_from(distance).ok()
     }
 
-    /// Returns the kind of mapping that `client` gets for memory of this BAR.
+    /// Returns the kind of mapping of `client` for memory of this BAR.
     ///
-    /// Mirrors `pci_p2pdma_map_type()`, which modules cannot call.
+    /// Mirrors `pci_p2pdma_map_type()`. Modules cannot call the C function.
     #[inline(never)]
     pub fn map_type(&self, client: &device::Device) -> MapType {
-        // SAFETY: By the type invariant the provider is valid, and so is `client`.
+        // SAFETY: By the type invariant the provider is valid and so is `client`.
         MapType(unsafe { bindings::pci_p2pdma_map_type(self.raw.as_ptr(), client.as_raw()) })
     }
 
-    /// Returns how `client` reaches the BAR, with the facts that decide it.
+    /// Returns how `client` reaches the BAR with the deciding facts.
     ///
-    /// The kind of mapping is that of [`Self::map_type`], which stays if the facts change after it
-    /// was called. Mirrors `pci_p2pdma_decide()`.
+    /// The kind of mapping is that of [`Self::map_type`]. Once called, [`Self::map_type`] keeps its
+    /// result even if the facts change. Mirrors `pci_p2pdma_decide()`.
     #[inline(never)]
     pub fn decide(&self, client: &Device) -> Decision {
         let mut raw = bindings::pci_p2pdma_decision::default();
 
-        // SAFETY: By the type invariant `pdev` is a valid device, and so is `client`. The structure
+        // SAFETY: By the type invariant `pdev` is a valid device and so is `client`. The structure
         // is written to and not kept.
         unsafe { bindings::pci_p2pdma_decide(self.pdev.as_raw(), client.as_raw(), &mut raw) };
 
-        // SAFETY: The bridges are above one of both devices. A device keeps its bus, and the bus
-        // keeps the bridge above it, for as long as the device is valid.
+        // SAFETY: The bridges are above one of both devices. A device keeps its bus for as long as
+        // it is valid. The bus keeps the bridge above it.
         unsafe { Decision::from_raw(&raw) }
     }
 
-    /// Returns whether `client` can use the addresses that it gets for this BAR with a mapping of
-    /// the kind `map_type`.
+    /// Returns whether `client` can use its addresses of this BAR with a mapping of the kind
+    /// `map_type`.
     ///
     /// Bus addresses have to be in its DMA mask, which the core does not check. For a mapping
-    /// through the host bridge it mirrors `dma_can_map_mmio()`.
+    /// through the host bridge this mirrors `dma_can_map_mmio()`.
     #[inline(never)]
     pub fn is_in_mask_of(&self, client: &device::Device, map_type: MapType) -> bool {
         match map_type {
             MapType::BUS_ADDR => {
-                // SAFETY: By the type invariant the provider is valid, and `client` is.
+                // SAFETY: By the type invariant the provider is valid and `client` is.
                 let (bus_offset, mask) = unsafe {
                     (
                         (*self.raw.as_ptr()).bus_offset,
@@ -396,9 +396,9 @@ impl<'a> Provider<'a> {
 }
 
 impl Device {
-    /// Returns whether the device is gone: it was removed by surprise, or does not answer any more.
+    /// Returns whether the device is gone: it was removed by surprise or does not answer any more.
     ///
-    /// Its registers and its memory read as ones, and it does not access anything. Mirrors
+    /// Its registers and its memory read as ones and it does not access anything. Mirrors
     /// `pci_dev_is_disconnected()`.
     #[inline(never)]
     pub fn is_disconnected(&self) -> bool {
@@ -408,14 +408,14 @@ impl Device {
 }
 
 impl Device<device::Core<'_>> {
-    /// Prepares the memory BARs of the device for peers; undone when the driver is unbound.
+    /// Prepares the memory BARs of the device for peers. This is undone when the driver is unbound.
     ///
     /// Mirrors `pcim_p2pdma_init()`. It asks for the [`Core`](device::Core) context because the C
     /// function must not run twice at a time for one device. Further calls do nothing.
     ///
     /// # Errors
     ///
-    /// - `EOPNOTSUPP` without `CONFIG_PCI_P2PDMA`, or if the BARs cannot be mapped.
+    /// - `EOPNOTSUPP` without `CONFIG_PCI_P2PDMA` or if the BARs cannot be mapped.
     /// - `ENOMEM` if memory runs out.
     #[inline(never)]
     pub fn enable_p2pdma(&self) -> Result {
@@ -432,7 +432,7 @@ impl Device<device::Bound> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if there is no such BAR, if it is empty or not a memory BAR.
+    /// - `EINVAL` if there is no such BAR or if it is empty or not a memory BAR.
     /// - `ENXIO` if peer-to-peer was not enabled.
     ///
     /// See [`Provider`] for an example.
@@ -457,11 +457,11 @@ impl Device<device::Bound> {
         // CAST: `bar` is below 6.
         let raw = unsafe { bindings::pcim_p2pdma_provider(self.as_raw(), bar as i32) };
 
-        // A BAR that is not a memory BAR has no provider.
+        // Only memory BARs have a provider.
         let raw = NonNull::new(raw).ok_or(EINVAL)?;
 
-        // INVARIANT: The provider is released by devres, so it is valid while the device is bound,
-        // which `&self` promises. Start and length were checked above.
+        // INVARIANT: The provider is released by devres. So it is valid while the device is bound,
+        // as `&self` promises. Start and length were checked above.
         Ok(Provider {
             raw,
             pdev: self,
@@ -474,7 +474,7 @@ impl Device<device::Bound> {
     /// The C function warns if it is called before `pcim_p2pdma_init()`.
     #[cfg(CONFIG_PCI_P2PDMA)]
     fn has_p2pdma(&self) -> bool {
-        // SAFETY: `self` is a valid device. The pointer is only compared, and set once while the
+        // SAFETY: `self` is a valid device. The pointer is only compared. It is set once while the
         // device is bound.
         !unsafe { (&raw const (*self.as_raw()).p2pdma).read_volatile() }.is_null()
     }

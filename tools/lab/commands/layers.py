@@ -33,14 +33,14 @@ LAYERS = (
     (("drm::queue",), "jobs of a ring"),
     (("drm::vram",), "allocator, ranges"),
     (("drm::pagemap",), "device-private memory"),
-    (("drm::gem::held", "drm::gem::mappings", "drm::gem::import", "drm::gem::shared_resv"),
+    (("drm::gem::locked", "drm::gem::mappings", "drm::gem::import", "drm::gem::shared_resv"),
      "page tables, imports"),
-    (("drm::gpuvm",), "address spaces"),
     (("drm::ttm",), "engines, places, managers"),
     (("drm::gem::peer",), "policy of the export"),
     (("drm::gem::aperture",), "windows of a BAR"),
     (("drm::gem::vram",), "objects that stay"),
     (("drm::gem::ttm",), "objects that move"),
+    (("drm::gpuvm",), "address spaces"),
 )
 # The folders of the drivers, which are above all layers.
 DRIVERS = {"bar_export": "drivers/misc/bar_export", "edu_peer": "drivers/misc/edu_peer",

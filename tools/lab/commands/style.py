@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The style gates: rustfmt, clippy, checkpatch, git am, mutations, MAINTAINERS, unsafe code, layers
-and the documentation.
+"""The style gates: rustfmt, clippy, checkpatch, git am, mutations, MAINTAINERS, unsafe code, layers,
+prose and the documentation.
 
 Each file is a check of its own.
 """
@@ -10,7 +10,7 @@ import re
 from boot import models, pipeline
 from build import cache, debianroot, docsroot, programs, source, toolchain, tree
 from build.steps import LabError
-from commands import docs, layers, mutants, mutation
+from commands import docs, layers, mutants, mutation, prose
 from judge.igt import Verdict
 
 C_CODE = (".c", ".h")
@@ -54,6 +54,7 @@ def run(steps):
     verdicts = formatted(steps, inside) + checkpatch(steps, inside)
     verdicts += maintained(steps, inside)
     verdicts += broken(steps, src) + safe(steps, pipeline.REPO) + layered(steps, src.tree)
+    verdicts += plain(steps, pipeline.REPO)
     verdicts.append(docs.verdict(steps, docsroot.ensure(steps), src))
     verdicts.append(_gate("git am: the series", lambda: taken(steps, box, src)))
     verdicts.append(_gate("clippy: kernel", lambda: pipeline.kernel_only(steps)))
@@ -129,6 +130,13 @@ def layered(steps, tree):
     with steps.step("layers"):
         found = layers.problems(tree)
     return [Verdict("layers", "fail", problem) for problem in found] or [Verdict("layers", "pass")]
+
+
+def plain(steps, repo):
+    """The prose has no more relative clauses and commas than the limits allow."""
+    with steps.step("prose"):
+        found = prose.complaints(repo)
+    return [Verdict("prose", "fail", complaint) for complaint in found] or [Verdict("prose", "pass")]
 
 
 def safe(steps, repo):

@@ -78,16 +78,18 @@ class Tool(Folder):
             "usr/share/doc/p2p/README.rst", "usr/share/doc/p2p/copyright",
             "usr/share/doc/p2p/peer-to-peer-attachment.dot",
             "usr/share/doc/p2p/peer-to-peer-buffer.dot",
-            "usr/share/doc/p2p/peer-to-peer-real-machine.rst",
-            "usr/share/doc/p2p/peer-to-peer-terms.rst"})
+            "usr/share/doc/p2p/peer-to-peer-terms.rst",
+            "usr/share/doc/p2p/real-machine.rst"})
         manual = gzip.decompress(members["./usr/share/man/man1/p2p.1.gz"][1])
         self.assertEqual(manual, (pipeline.REPO / programs.TOOL / "p2p.1").read_bytes())
 
     def test_has_the_pages_and_figures_that_it_refers_to(self):
         pages = {Path(name).name: data.decode() for name, (_, data) in self.members().items()
                  if name.endswith(".rst")}
+        self.assertIn("tools/p2p/real-machine.rst", pages["README.rst"])
         for name, text in pages.items():
-            named = re.findall(r"Documentation/gpu/(peer-to-peer-[\w-]+\.rst)", text)
+            named = re.findall(r"(?:Documentation/gpu/(?=peer-to-peer-)|tools/p2p/)([\w-]+\.rst)",
+                               text)
             self.assertLessEqual(set(named), set(pages), name)
             for figure in re.findall(r"kernel-figure:: (\S+)", text):
                 self.assertIn(f"./usr/share/doc/p2p/{figure}", self.members())

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! VRAM behind a PCI BAR, exported peer to peer by a driver that is split in two.
+//! VRAM behind a PCI BAR, exported peer to peer by a split driver.
 //!
-//! The reference for drivers in this shape: `core` is the driver of the PCI device, which allocates
-//! its memory and makes an auxiliary device; `card` is the DRM driver of the auxiliary device,
-//! whose objects (`gem`) stay in VRAM. The policy of the export is [`kernel::drm::gem::peer`].
+//! The reference for split drivers. `core` is the driver of the PCI device. It allocates device
+//! memory and creates an auxiliary device. `card` is the DRM driver of the auxiliary device and its
+//! objects (`gem`) stay in VRAM. [`kernel::drm::gem::peer`] is the policy of the export.
 
 mod card;
 mod core;
@@ -18,7 +18,7 @@ use kernel::{
     InPlaceModule, //
 };
 
-/// The name of the module, by which the auxiliary device finds its driver.
+/// The name of the module. The auxiliary device finds its driver by this name.
 const MODULE: &CStr = c"avram";
 
 #[pin_data]

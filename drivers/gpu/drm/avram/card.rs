@@ -36,21 +36,21 @@ use crate::{
     MODULE, //
 };
 
-/// The DRM driver, which is the driver of the auxiliary device, too.
+/// The DRM driver and driver of the auxiliary device.
 pub(crate) struct Driver;
 
-/// Data of the DRM device, which may outlive the binding of the driver.
+/// Data of the DRM device. It may outlive the binding of the driver.
 pub(crate) struct Data {
     pub(crate) vram: gem::vram::Device<BoData>,
 }
 
-/// Data that exists while the driver is bound.
+/// Data of the bound driver.
 pub(crate) struct Bound<'a> {
-    /// The mapping by which the CPU accesses VRAM.
+    /// The mapping of VRAM for the CPU.
     pub(crate) window: BarMapping<'a>,
 }
 
-/// Makes a [`Bound`].
+/// The initializer of [`Bound`].
 struct Init;
 
 impl RegistrationInit<Driver> for Init {

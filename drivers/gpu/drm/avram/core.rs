@@ -2,8 +2,8 @@
 
 //! The driver of the PCI device.
 //!
-//! In other drivers the core uses VRAM itself, such as for firmware: it reserves a part, or shares
-//! the allocator.
+//! The core of another driver may use VRAM itself, for firmware for example. It then reserves a
+//! part or shares the allocator.
 
 use kernel::{
     auxiliary,
@@ -26,7 +26,7 @@ use kernel::{
 
 use crate::MODULE;
 
-/// The BAR that shows VRAM.
+/// The BAR of VRAM.
 pub(crate) const BAR: u32 = 2;
 
 /// The number of the next auxiliary device.
@@ -35,7 +35,7 @@ static IDS: Atomic<u32> = Atomic::new(0);
 /// The name of the auxiliary device.
 pub(crate) const NAME: &CStr = c"drm";
 
-/// The data that the core hands to the DRM driver.
+/// Data passed by the core to the DRM driver.
 pub(crate) struct Api {
     /// The allocator of VRAM.
     pub(crate) vram: Arc<Allocator>,
@@ -47,7 +47,7 @@ pub(crate) type ApiOf = CovariantForLt!(Api);
 /// The PCI driver.
 pub(crate) struct Core;
 
-/// The auxiliary device. Its drop unbinds the DRM driver, which revokes all buffers.
+/// The auxiliary device. Its drop unbinds the DRM driver and so revokes all buffers.
 type Drm<'a> = auxiliary::Registration<'a, ApiOf>;
 
 /// The data of a bound device.
@@ -87,7 +87,7 @@ impl pci::Driver for Core {
 
     const HANDLES_RESET: bool = true;
 
-    // VRAM would lose its content, and nothing saves it. A suspend at runtime would do the same.
+    // VRAM would lose its content because nothing saves it. A runtime suspend would do the same.
     const SLEEP: pci::Sleep = pci::Sleep::Refused;
 
     fn probe<'bound>(
@@ -96,7 +96,7 @@ impl pci::Driver for Core {
     ) -> impl PinInit<Probed<'bound>, Error> + 'bound {
         pin_init::pin_init_scope(move || {
             pdev.enable_device_mem()?;
-            // The provider of peer-to-peer memory is the PCI device, not the auxiliary device.
+            // The provider of peer-to-peer memory is the PCI device and not the auxiliary device.
             pdev.enable_p2pdma()?;
 
             let drm = register(pdev)?;
@@ -106,14 +106,14 @@ impl pci::Driver for Core {
         })
     }
 
-    // The content of VRAM is lost, and no importer may access the BAR meanwhile.
+    // The content of VRAM is lost and no importer may access the BAR during the reset.
     fn reset_prepare<'bound>(
         _pdev: &'bound pci::Device<device::Core<'_>>,
         this: Pin<&Self::Data<'bound>>,
     ) {
         let drm = this.drm.lock().take();
 
-        // The drop waits for importers that cannot be revoked, so the lock is not held.
+        // The drop waits for non-revocable importers. The lock is therefore not held.
         drop(drm);
     }
 

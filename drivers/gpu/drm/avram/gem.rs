@@ -25,7 +25,7 @@ use crate::card::{
     Driver, //
 };
 
-/// An object, which userspace refers to by a handle.
+/// An object. Userspace refers to it by a handle.
 pub(crate) type Bo = gem::vram::Object<BoData>;
 
 /// The driver's part of an object: nothing.

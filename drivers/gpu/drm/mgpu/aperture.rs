@@ -1,32 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The aperture: windows through which the CPU and other devices see VRAM.
+//! The aperture: windows for accesses to VRAM by the CPU and by other devices.
 //!
-//! The aperture is context 0 of the device. Its page tables are in memory of the driver, and map
-//! pages of the BAR to pages of VRAM. An invalidation makes the device read them again, and the
-//! device reports when that is done.
+//! The aperture is context 0 of the device. Its page tables are in driver memory and map pages of
+//! the BAR to pages of VRAM. After an invalidation the device reads them again and reports when
+//! this is done.
 //!
-//! A window has a part of the BAR for itself, in several pieces if need be. The part is free for
-//! other windows once the invalidation after its close is done. If the device does not complete the
-//! invalidation, it is unknown what the BAR shows: no window is made until the device was reset.
+//! Each window owns a part of the BAR, in several pieces if needed. The part is free for other
+//! windows once the invalidation after the close is done. If the device does not complete this
+//! invalidation, the content of the BAR is unknown. No window is then created before a reset of the
+//! device.
 //!
 //! A page of VRAM is in one window at a time.
 //!
-//! A reset by the PCI core closes all windows, and one by the driver leaves them open. After either
-//! the device reads all of the tables again, so all windows are where they were. Before and during
-//! a reset by the PCI core no window is made; a window that is dropped during the reset is closed
+//! A reset by the PCI core closes all windows. A reset by the driver leaves them open. After either
+//! reset the device reads all of the tables again, so all windows are where they were. No window is
+//! created before and during a reset by the PCI core. A window dropped during the reset is closed
 //! when the device reads the tables.
 //!
-//! No window uses the last pages of the BAR: they show the CPU some pages at a time of an object
-//! whose move has failed, at any place in VRAM, see [`ScratchWindow`].
+//! No window uses the last pages of the BAR. After a failed move the CPU sees an object through
+//! them, some pages at a time and wherever it is in VRAM. See [`ScratchWindow`].
 //!
 //! # Locking
 //!
-//! One mutex, with which page tables are written, and inside of it that of
-//! [`Invalidator`](crate::invalidate::Invalidator). Both are taken with the reservation of an
-//! object held, and where a move has failed, whose fence other tasks wait for, so nothing is
-//! allocated while they are held. [`Aperture::map`] only tries to take them for a limited time if
-//! it is called for a page fault, with the `mmap_lock` held.
+//! One mutex protects the writes of page tables. The mutex of
+//! [`Invalidator`](crate::invalidate::Invalidator) is inside of it. Both are taken with the
+//! reservation of an object held. Both are also taken after a failed move, while other tasks wait
+//! for the fence of the move. So nothing is allocated while they are held. A page fault calls
+//! [`Aperture::map`] with the `mmap_lock` held. This call only tries to take the mutexes for a
+//! limited time.
 
 use kernel::{
     device::{
@@ -90,21 +92,20 @@ use crate::{
     }, //
 };
 
-/// How much of the BAR is used at most: as much as one table of the second level maps.
+/// The maximum number of bytes used of the BAR: as many as one second-level table maps.
 const MOST: u64 = SZ_1G as u64;
 
-/// How much of the end of the BAR is used by no window.
+/// The number of bytes without windows at the end of the BAR.
 const SCRATCH: u64 = (SCRATCH_PAGES * PAGE_SIZE) as u64;
 
-/// For how many milliseconds a move that has failed waits for a reset of the device by another
-/// task.
+/// How long a failed move waits for a reset of the device by another task, in milliseconds.
 const RESET_TIME: i64 = 10_000;
 
 /// How often a page fault tries to take a lock.
 const ATTEMPTS: usize = 10;
 
-/// Up to this number of pieces, each piece is invalidated on its own; if there are more, all
-/// addresses from the first to the last piece are.
+/// The maximum number of pieces to invalidate one by one. For more pieces, one invalidation covers
+/// all addresses from the first to the last piece.
 const PIECES: usize = 4;
 
 /// The address in an entry.
@@ -113,9 +114,9 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// The page tables.
 struct Tables {
     root: Words,
-    /// The only one of the second level.
+    /// The only second-level table.
     middle: Words,
-    /// The tables of the last level.
+    /// The last-level tables.
     leaves: KVVec<Words>,
 }
 
@@ -160,7 +161,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Finds where the BAR shows pages of VRAM. Returns how many of them it shows.
+    /// Finds where the BAR shows pages of VRAM and returns the number of pages found.
     fn find(&self, vram: &[u64], places: &mut [u64]) -> Result<usize> {
         let mut found = 0;
 
@@ -200,13 +201,13 @@ impl Tables {
 /// The state of all windows.
 struct State {
     tables: Tables,
-    /// A bitmap of the pages of VRAM: a bit is set if a window shows the page.
+    /// A bitmap of the VRAM pages. A bit is set if a window shows the page.
     shown: KVVec<u64>,
 }
 
 impl State {
-    /// Calls `f` with the word and the bits of each run of pages, until it returns false. Returns
-    /// whether it never did.
+    /// Calls `f` with the word and the bits of each run of pages until `f` returns false. Returns
+    /// whether `f` never did.
     fn all(&mut self, vram: &[Range], mut f: impl FnMut(&mut u64, u64) -> bool) -> bool {
         vram.iter().all(|range| {
             let (mut page, end) = (
@@ -218,7 +219,7 @@ impl State {
                 let count = (64 - page % 64).min(end - page);
                 let bits = (u64::MAX >> (64 - count)) << (page % 64);
 
-                // CAST: An index of a vector is one.
+                // CAST: Indices of the vector fit `usize`.
                 let word = self.shown.get_mut((page / 64) as usize);
                 if !word.is_some_and(|word| f(word, bits)) {
                     return false;
@@ -229,8 +230,8 @@ impl State {
         })
     }
 
-    /// Marks pages as shown by a window. Returns false, and marks none, if another window shows
-    /// some of them.
+    /// Marks pages as shown by a window. Returns false and marks none if another window shows some
+    /// of them.
     fn take(&mut self, vram: &[Range]) -> bool {
         let is_free = self.all(vram, |word, bits| *word & bits == 0);
 
@@ -248,7 +249,7 @@ impl State {
 fn is_shown(shown: &[u64], offset: u64) -> bool {
     let page = offset >> PAGE_SHIFT;
 
-    // CAST: The page is one of VRAM, so its word exists.
+    // CAST: This is a page of VRAM, so its word exists.
     shown
         .get((page / 64) as usize)
         .is_some_and(|word| word & 1 << (page % 64) != 0)
@@ -264,7 +265,7 @@ fn give_back(shown: &mut [u64], offset: u64) {
     }
 }
 
-/// Takes a lock, or gives up if another task holds it for long.
+/// Takes a lock or gives up if another task holds it for long.
 fn patient<T>(mut take: impl FnMut() -> Option<T>) -> Option<T> {
     for _ in 0..ATTEMPTS {
         if let Some(guard) = take() {
@@ -281,7 +282,7 @@ pub(crate) struct Aperture {
     invalidator: Arc<Invalidator>,
     /// The allocator of the BAR.
     bar: Arc<Allocator>,
-    /// The part of the BAR behind that of the allocator, which no window uses.
+    /// The end of the BAR behind the part of the allocator. No window uses it.
     scratch: Range,
     /// The PCI core is about to reset the device.
     is_closed: Atomic<bool>,
@@ -290,8 +291,8 @@ pub(crate) struct Aperture {
 }
 
 impl Aperture {
-    /// Makes the aperture of a device that was just reset, whose BAR has `len` bytes, and which has
-    /// `vram` bytes of VRAM.
+    /// Creates the aperture of a device after a reset. `len` is the size of its BAR and `vram` the
+    /// size of VRAM, both in bytes.
     ///
     /// # Errors
     ///
@@ -331,22 +332,22 @@ impl Aperture {
         self.bar.size()
     }
 
-    /// Returns how many bytes no window uses.
+    /// Returns the number of bytes not used by windows.
     pub(crate) fn free(&self) -> u64 {
         self.bar.avail()
     }
 
-    /// Determines whether no windows are made.
+    /// Sets whether the creation of windows is refused.
     pub(crate) fn set_closed(&self, is_closed: bool) {
         self.is_closed.store(is_closed, Relaxed);
     }
 
-    /// Makes a window that shows an object, and appends its pieces to `pieces`, see
+    /// Creates a window for an object and appends its pieces to `pieces`, see
     /// [`kernel::drm::gem::aperture::Aperture::map`].
     ///
     /// # Errors
     ///
-    /// - `EBUSY` if the device is slow, or is being reset.
+    /// - `EBUSY` if the device is slow or is being reset.
     /// - `ENOSPC` if there is no room.
     /// - `EIO` if the aperture does not work any more, `ENODEV` if the device is gone.
     pub(crate) fn map(&self, vram: &Ranges, pieces: &mut RangeList, wait: Wait) -> Result<Window> {
@@ -355,7 +356,7 @@ impl Aperture {
             pieces.push_piece(piece.offset, piece.len)?;
         }
 
-        // The task that holds a lock may wait for a slow device, or may be resetting it.
+        // The holder of a lock may be waiting for a slow device or resetting it.
         let (mut state, mut telling) = match wait {
             Wait::Long => (self.state.lock(), self.invalidator.lock()),
             Wait::Short => (
@@ -369,7 +370,7 @@ impl Aperture {
         if telling.check().is_err() || self.is_closed.load(Relaxed) {
             return Err(EBUSY);
         }
-        // A page of VRAM belongs to one object, which has one window.
+        // A page of VRAM belongs to one object and an object has one window.
         if kernel::warn_on!(!state.take(vram.ranges())) {
             return Err(EIO);
         }
@@ -396,8 +397,9 @@ impl Aperture {
     ///
     /// # Errors
     ///
-    /// Those of the invalidation. If the device is gone, the BAR shows nothing. Else no window is
-    /// made until a reset, after which the device reads the tables again.
+    /// The errors of the invalidation. If the device is gone, the BAR shows nothing. After another
+    /// error no window is created until a reset. The device reads the tables again after this
+    /// reset.
     pub(crate) fn unmap(&self, Window(part): Window) -> Result {
         let mut state = self.state.lock();
         let State { tables, shown } = &mut *state;
@@ -461,7 +463,7 @@ impl Aperture {
         ret.and(self.change(tables, &mut telling, scratch, zeroes))
     }
 
-    /// Writes entries, and tells the device.
+    /// Writes entries and invalidates them on the device.
     fn change(
         &self,
         tables: &Tables,

@@ -37,11 +37,11 @@ use crate::{
 
 struct List {
     spaces: KVec<(u32, Arc<AddressSpace>)>,
-    /// The number of the last address space that was made.
+    /// The number of the newest address space.
     last: u32,
 }
 
-/// How many address spaces a file may have.
+/// The maximum number of address spaces of a file.
 pub(crate) const SPACES_MAX: usize = 16;
 
 /// The address spaces of a file.
@@ -76,7 +76,7 @@ impl Vms {
         Ok(space.clone())
     }
 
-    /// Adds an address space that `make` returns, and returns its number.
+    /// Adds the address space returned by `make` and returns its number.
     fn create(&self, make: impl FnOnce() -> Result<Arc<AddressSpace>>) -> Result<u32> {
         let mut list = self.list.lock();
 
@@ -99,7 +99,7 @@ impl Vms {
             .ok_or(ENOENT)?;
         let space = list.spaces.remove(index);
 
-        // It may be the last reference, and the drop waits for the device.
+        // This may be the last reference and its drop waits for the device.
         drop(list);
         drop(space);
         Ok(())
@@ -159,8 +159,8 @@ pub(crate) fn vm_failures(
 
 /// Serves `DRM_IOCTL_MGPU_VM_BIND`.
 ///
-/// Jobs that may use the mappings which are about to be replaced are waited for outside of the
-/// section that an unplug waits for, because they may wait for other devices.
+/// Waits for jobs that may use the mappings to be replaced. The wait is outside of the section that
+/// an unplug waits for, because the jobs may wait for other devices.
 pub(crate) fn vm_bind(
     dev: &Device<Ioctl>,
     args: &mut uapi::drm_mgpu_vm_bind,

@@ -54,28 +54,27 @@ use crate::{
     MODULE, //
 };
 
-/// The DRM driver, which is the driver of the auxiliary device, too.
+/// The DRM driver and driver of the auxiliary device.
 pub(crate) struct Driver;
 
 /// The DRM device.
 pub(crate) type Device<Ctx = drm::Normal> = drm::Device<Driver, Ctx>;
 
-/// Data of the DRM device, which may outlive the binding of the driver.
+/// Data of the DRM device. It may outlive the binding of the driver.
 #[pin_data]
 pub(crate) struct Data {
-    /// The TTM device, which places objects in VRAM and in system memory.
+    /// The TTM device. It places objects in VRAM and in system memory.
     #[pin]
     pub(crate) ttm: gem::ttm::Device<BoData>,
 }
 
-/// Data that exists while the driver is bound. The fields are dropped in this order.
+/// Data of the bound driver. The fields are dropped in this order.
 pub(crate) struct Bound<'a> {
-    /// The compute engine, which works on virtual addresses. Moves depend on its jobs.
+    /// The compute engine. It works on virtual addresses. Moves depend on its jobs.
     pub(crate) compute: ComputeEngine<'a>,
-    /// The copy engine, which moves and copies the content of objects, with the CPU's view of the
-    /// aperture.
+    /// The copy engine for moves and copies of objects, with the CPU's view of the aperture.
     pub(crate) engine: CopyEngine<'a>,
-    /// The address spaces. The drop of this ends all of them.
+    /// The address spaces. The drop of this field ends all of them.
     _spaces: Spaces,
     pub(crate) gpu: Arc<Gpu>,
     /// The PCI device.
@@ -83,7 +82,7 @@ pub(crate) struct Bound<'a> {
     _notifier: Notifier,
 }
 
-/// Failures are reported to the DRM device until this is dropped.
+/// Reports failures to the DRM device until it is dropped.
 struct Notifier(Arc<Gpu>);
 
 impl Notifier {
@@ -99,8 +98,8 @@ impl Drop for Notifier {
     }
 }
 
-/// Ends all address spaces when it is dropped, also those of files that are still open. All jobs
-/// have ended by then.
+/// Ends all address spaces when it is dropped, also those of open files. All jobs have ended by
+/// then.
 struct Spaces(Arc<Contexts>);
 
 impl Drop for Spaces {
@@ -109,7 +108,7 @@ impl Drop for Spaces {
     }
 }
 
-/// Makes a [`Bound`].
+/// The initializer of [`Bound`].
 struct Init(Arc<Gpu>);
 
 impl RegistrationInit<Driver> for Init {
@@ -133,7 +132,7 @@ impl RegistrationInit<Driver> for Init {
             _spaces: Spaces(self.0.contexts.clone()),
             gpu: self.0.clone(),
             pdev,
-            // Before processes have objects that a failure or a reset concerns.
+            // Set before processes have objects that a failure or a reset could affect.
             _notifier: Notifier::new(self.0, &drm),
         })
     }
@@ -209,8 +208,8 @@ impl drm::Driver for Driver {
     }
 
     fn unplug(bound: &Bound<'_>) {
-        // Ioctls that wait for jobs, which may depend on other devices, return, so that the unplug
-        // can wait for these ioctls.
+        // Ends the waits of ioctls for jobs. The jobs may depend on other devices and the unplug
+        // waits for these ioctls.
         bound.compute.0.close();
         bound.engine.ring.close();
     }

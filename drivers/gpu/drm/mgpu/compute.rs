@@ -60,7 +60,7 @@ impl Operation {
         }
     }
 
-    /// Returns how many bytes it reads or writes.
+    /// Returns the number of bytes read or written.
     fn bytes(self) -> u64 {
         match self {
             Self::Fill { size, .. } | Self::Copy { size, .. } | Self::Checksum { size, .. } => size,
@@ -69,14 +69,14 @@ impl Operation {
     }
 }
 
-/// The operations of a job, and a reference to the address space that they work in.
+/// The operations of a job and a reference to their address space.
 pub(crate) struct Program {
     operations: KVec<Operation>,
     space: Arc<AddressSpace>,
 }
 
 impl Program {
-    /// Makes one.
+    /// Creates a program.
     ///
     /// # Errors
     ///
@@ -87,12 +87,12 @@ impl Program {
 }
 
 impl Entries for Program {
-    // Because an `AtomicAdd` must not be done twice.
+    // An `AtomicAdd` must not be done twice.
     const REPEATS: bool = false;
 
     const WORDS: usize = 0;
 
-    /// How many operations were written.
+    /// The number of operations written so far.
     type At = usize;
 
     fn write(&self, at: &mut usize, part: &mut Part<'_>) -> Result<bool> {
@@ -119,9 +119,9 @@ impl Entries for Program {
 /// A job of a client.
 pub(crate) struct ComputeJob {
     program: Arc<Program>,
-    /// The content that was on its way when the job was queued.
+    /// The content in transit when the job was queued.
     contents: KVVec<Arrival>,
-    /// From the begin to the end of the job.
+    /// Held from the beginning to the end of the job.
     context: Option<Entered>,
 }
 
@@ -145,7 +145,7 @@ impl RingJob for ComputeJob {
     }
 
     fn begin(&mut self, gpu: &Gpu) -> Result<Arc<Program>> {
-        // The memory of an object that was not filled has content of its last owner.
+        // If an object was not filled, its memory has the content of the last owner.
         if self.contents.iter().any(Arrival::is_lost) {
             return Err(EIO);
         }
@@ -153,8 +153,8 @@ impl RingJob for ComputeJob {
             return Ok(self.program.clone());
         }
 
-        // An invalidation was not done, which another client may have caused, or which comes from
-        // here: the device may reach memory that has a new owner, until it is reset.
+        // An invalidation may have failed, either here or because of another client. The device may
+        // then reach memory of a new owner until it is reset.
         let table = self.program.space.table();
         for _ in 0..2 {
             gpu.recovery.reset_stale();
@@ -164,7 +164,7 @@ impl RingJob for ComputeJob {
             if self.context.is_some() && !table.holds_jobs() {
                 return Ok(self.program.clone());
             }
-            // The numbers that the device has used until a reset.
+            // Frees the numbers that the device may have used until the reset.
             gpu.contexts.end_quarantine();
         }
         Err(EIO)

@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The contexts of the device: the numbers by which it knows address spaces, and the addresses of
-//! the roots of their page tables.
+//! The contexts of the device: its numbers for address spaces and the root addresses of their page
+//! tables.
 //!
-//! Context 0 is the aperture. The device has fewer numbers than clients may have address spaces. So
-//! an address space gets a number when a job of it begins, and keeps it until another one needs it.
-//! The number that was used least recently is taken then, of those of which no job is in the ring,
-//! which takes few jobs. It is used once the device has completed the invalidation of what it had.
+//! Context 0 is the aperture. Clients may have more address spaces than the device has numbers. So
+//! an address space gets a number when one of its jobs begins and keeps it until another address
+//! space needs it. The least recently used number is then taken. It must have no job in the ring,
+//! and the ring takes few jobs. The number is used again once the device has completed the
+//! invalidation of its old translations.
 //!
-//! If the device does not complete that of an address space that ends, the number and the page
-//! tables are kept until the whole device was reset: it has no translations of any context then.
+//! If the device does not complete the invalidation of an ending address space, the number and the
+//! page tables are kept until a reset of the whole device. The device has no translations of any
+//! context after this reset.
 //!
 //! # Locking
 //!
-//! The mutex of the numbers is inside of the mutexes of the page tables, and outside of that of
-//! [`Invalidator`]. It is taken in the path that leads to the signal of a fence: nothing is
-//! allocated while it is held. The mutex of the lists is taken with none of them held.
+//! The mutex of the numbers is inside of the mutexes of the page tables and outside of that of
+//! [`Invalidator`]. It is taken in the path to the signal of a fence: nothing is allocated while it
+//! is held. The mutex of the lists is taken with none of them held.
 
 use core::mem;
 
@@ -64,46 +66,46 @@ use crate::{
 /// The context of the aperture.
 pub(crate) const APERTURE: u32 = 0;
 
-/// Instead of the number of an address space that has none.
+/// The value for an address space without a number.
 const NONE: u32 = APERTURE;
 
 /// Page tables that the device may still use.
 struct Kept<T> {
     _tables: T,
-    /// How often the device had been reset before.
+    /// The number of resets of the device before.
     resets: u64,
 }
 
 /// The state of a number.
 enum Slot {
-    /// No address space has it.
+    /// No address space has the number.
     Free,
-    /// It is the number of the aperture, or is not used.
+    /// The number is unused or the one of the aperture.
     Taken,
-    /// An address space has it.
+    /// An address space has the number.
     Used {
         table: Arc<PageTable>,
-        /// The bus address of its root.
+        /// The bus address of the root.
         root: u64,
-        /// How many of its jobs are in the ring.
+        /// The number of its jobs in the ring.
         jobs: usize,
-        /// When the last of them began.
+        /// When the last of these jobs began.
         since: u64,
     },
-    /// The address space has ended, and the device may still have translations of it.
+    /// The address space has ended and the device may still have translations of it.
     Kept(Kept<Tree>),
 }
 
 /// The state of all numbers.
 struct Numbers {
     slots: KVVec<Slot>,
-    /// How many jobs have begun.
+    /// The number of jobs begun so far.
     begun: u64,
 }
 
 impl Numbers {
-    /// Returns the number that was used least recently, of those that no job in the ring uses, and
-    /// the root of its address space.
+    /// Returns the least recently used number without a job in the ring and the root of its address
+    /// space.
     fn idle(&self) -> Option<(usize, u64)> {
         let slots = self.slots.iter().enumerate();
         let idle = slots.filter_map(|(number, slot)| match slot {
@@ -121,21 +123,21 @@ impl Numbers {
 }
 
 struct State {
-    /// All address spaces that have not ended.
+    /// All address spaces before their end.
     spaces: RBTree<u64, Arc<PageTable>>,
-    /// How many there were.
+    /// The number of address spaces created so far.
     count: u64,
-    /// Tables that were unmapped from address spaces, and that the device may still use.
+    /// Unmapped tables of address spaces that the device may still use.
     freed: KVec<Kept<Freed>>,
 }
 
 /// The contexts of a device.
 #[pin_data]
 pub(crate) struct Contexts {
-    /// For each context the bus address of its root, or 0.
+    /// The bus address of the root of each context, or 0.
     roots: Words,
     invalidator: Arc<Invalidator>,
-    /// How many page tables are allocated.
+    /// The number of allocated page tables.
     tables: Atomic<usize>,
     #[pin]
     numbers: Mutex<Numbers>,
@@ -144,7 +146,7 @@ pub(crate) struct Contexts {
 }
 
 impl Contexts {
-    /// Makes the table of contexts, in which no context has a page table.
+    /// Creates the table of contexts. No context has a page table yet.
     ///
     /// # Errors
     ///
@@ -191,8 +193,8 @@ impl Contexts {
         &self.invalidator
     }
 
-    /// Returns how many address spaces there are, also those that have ended and whose page tables
-    /// the device may still use.
+    /// Returns the number of address spaces, including ended ones whose page tables the device may
+    /// still use.
     pub(crate) fn count(&self) -> u64 {
         let numbers = self.numbers.lock();
         let kept = numbers
@@ -205,7 +207,7 @@ impl Contexts {
         kept + self.state.lock().spaces.iter().count() as u64
     }
 
-    /// Returns how many bytes all page tables use.
+    /// Returns the size of all page tables in bytes.
     pub(crate) fn memory(&self) -> u64 {
         (self.tables.load(Relaxed) * PAGE_SIZE) as u64
     }
@@ -219,7 +221,7 @@ impl Contexts {
         self.roots.write(context as usize, [root])
     }
 
-    /// Makes the page tables of a new address space, in which nothing is mapped.
+    /// Creates the page tables of a new address space without mappings.
     ///
     /// # Errors
     ///
@@ -236,8 +238,8 @@ impl Contexts {
         Ok(table)
     }
 
-    /// Gives an address space, whose root is at a bus address, a number for a job that is about to
-    /// begin, unless it has one. It has the number at least until [`Self::leave`].
+    /// Gives an address space a number for a job about to begin, unless it has one. `root` is the
+    /// bus address of its root. The address space has the number at least until [`Self::leave`].
     ///
     /// # Errors
     ///
@@ -268,8 +270,7 @@ impl Contexts {
         Ok(())
     }
 
-    /// Takes a number, for an address space whose root is at a bus address: one that is free, or
-    /// that of another address space.
+    /// Takes a free number or the number of another address space for the root at a bus address.
     fn take_number(&self, numbers: &mut Numbers, root: u64) -> Result<usize> {
         let free = numbers
             .slots
@@ -282,23 +283,24 @@ impl Contexts {
         // CAST: A number of a context.
         let number = index as u32;
 
-        // All of the tables is written before the device may read the root. It may have kept the
-        // one before, also that there was none.
+        // The tables are complete before the device may read the root. The device may have cached
+        // the previous root, also if there was none.
         dma_mb(Write);
         self.set_root(number, root)?;
         if let Err(e) = self.invalidator.invalidate(number, 0, SPACE) {
-            // No job begins before a reset, after which the other one goes on with the number.
+            // No job begins before a reset. The previous address space goes on with the number
+            // after it.
             let _ = self.set_root(number, before);
             return Err(e);
         }
-        // There are other references to it.
+        // This is not the last reference.
         if let Slot::Used { table, .. } = mem::replace(&mut numbers.slots[index], Slot::Free) {
             table.set_number(NONE);
         }
         Ok(index)
     }
 
-    /// Takes note that a job of an address space is not in the ring any more.
+    /// Notes that a job of an address space has left the ring.
     pub(crate) fn leave(&self, table: &PageTable) {
         let mut numbers = self.numbers.lock();
 
@@ -307,14 +309,16 @@ impl Contexts {
         }
     }
 
-    /// Invalidates translations of an address space, if it has a number. Sleeps.
+    /// Invalidates translations of an address space with a number. Does nothing if it has none.
+    /// Sleeps.
     ///
     /// # Errors
     ///
     /// See [`Invalidator::invalidate`].
     pub(crate) fn invalidate(&self, table: &PageTable, start: u64, len: u64) -> Result {
         let number = {
-            // A number that it gets later is used after the change of its entries.
+            // If the address space gets a number later, the number is used after the change of its
+            // entries.
             let _numbers = self.numbers.lock();
 
             table.number()
@@ -326,9 +330,9 @@ impl Contexts {
         self.invalidator.invalidate(number, start, len)
     }
 
-    /// Takes back the number of an address space that ends, of which there are no jobs. Returns what
-    /// is freed when it is dropped, with no lock held. If the device does not complete the
-    /// invalidation, that is kept until [`Self::end_quarantine`].
+    /// Releases the number of an ending address space without jobs. Returns a value that frees the
+    /// memory when it is dropped with no lock held. If the device does not complete the
+    /// invalidation, number and memory are kept until [`Self::end_quarantine`].
     pub(crate) fn end(&self, table: &PageTable, tables: Tree) -> impl Sized {
         let mut numbers = self.numbers.lock();
         let number = table.number();
@@ -355,16 +359,16 @@ impl Contexts {
         )
     }
 
-    /// Removes an address space that has ended from the list.
+    /// Removes an ended address space from the list.
     pub(crate) fn forget(&self, id: u64) {
         let space = self.state.lock().spaces.remove(&id);
 
         drop(space);
     }
 
-    /// Frees tables to which no entry of an address space points any more, unless `invalidated`,
-    /// the result of the invalidation of their addresses, says that the device may still use them.
-    /// In that case they are kept until [`Self::end_quarantine`].
+    /// Frees tables that no entry of an address space points to any more. `invalidated` is the
+    /// result of the invalidation of their addresses. If the device may still use the tables after
+    /// it, they are kept until [`Self::end_quarantine`].
     pub(crate) fn take_back_tables(&self, tables: Freed, invalidated: Result) {
         let Some(resets) = self.invalidator.may_be_known(invalidated) else {
             return;
@@ -376,15 +380,15 @@ impl Contexts {
             mem::forget(tables);
             return;
         }
-        // Cannot fail, because the capacity is reserved.
+        // Cannot fail because the capacity is reserved.
         let _ = state.freed.push_within_capacity(Kept {
             _tables: tables,
             resets,
         });
     }
 
-    /// Frees the numbers and tables that were kept and that the device does not use any more,
-    /// because it was reset or accesses no memory.
+    /// Frees the kept numbers and tables that the device does not use any more: it was reset since
+    /// or accesses no memory.
     pub(crate) fn end_quarantine(&self) {
         let is_unknown = |resets: u64| self.invalidator.has_forgotten(resets);
 
@@ -412,10 +416,10 @@ impl Contexts {
         }
     }
 
-    /// Ends all address spaces, also those with references left, and frees the memory of their
-    /// tables.
+    /// Ends all address spaces and frees the memory of their tables, even if there are references
+    /// left.
     ///
-    /// No new one is made meanwhile.
+    /// No address space is created meanwhile.
     pub(crate) fn end_all(&self) {
         let mut next = 0;
 
@@ -443,8 +447,8 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Makes a page whose entries are all zero, so that they map nothing. Its memory is charged to
-    /// the memory cgroup of the caller.
+    /// Creates a page of zero entries, which map nothing. The memory cgroup of the caller is
+    /// charged for the page.
     ///
     /// # Errors
     ///

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `DRM_IOCTL_MGPU_GEM_COPY`: the fences that a copy depends on, and the entries that its own fence
-//! is put into.
+//! `DRM_IOCTL_MGPU_GEM_COPY`: the dependencies of a copy and the entries for its fence.
 //!
 //! The DRM core writes nothing back to the argument of the ioctl.
 
@@ -25,10 +24,10 @@ use crate::{
     gem::BoData, //
 };
 
-/// How many entries an array of sync objects has at most.
+/// The maximum number of entries of an array of sync objects.
 pub(crate) const SYNCS: u32 = 64;
 
-/// How many copies one open file may have queued at a time.
+/// The maximum number of queued copies of an open file at a time.
 pub(crate) const COPIES: usize = 64;
 
 /// Serves `DRM_IOCTL_MGPU_GEM_COPY`.

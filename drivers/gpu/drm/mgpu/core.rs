@@ -33,7 +33,7 @@ use crate::{
 const VENDOR: pci::Vendor = pci::Vendor::from_raw(0x1234);
 const DEVICE: u32 = 0x11f0;
 
-/// The BAR that is the aperture.
+/// The BAR of the aperture.
 pub(crate) const BAR: u32 = 2;
 
 /// The number of the next auxiliary device.
@@ -42,7 +42,7 @@ static IDS: Atomic<u32> = Atomic::new(0);
 /// The name of the auxiliary device.
 pub(crate) const NAME: &CStr = c"drm";
 
-/// The data that the core hands to the DRM driver.
+/// Data passed by the core to the DRM driver.
 pub(crate) struct Api {
     pub(crate) gpu: Arc<Gpu>,
 }
@@ -55,9 +55,10 @@ pub(crate) struct Core;
 
 /// The data of a bound device. The fields are dropped in this order.
 pub(crate) struct Probed<'a> {
-    /// The drop of this unbinds the DRM driver, and then drops the [`Api`].
+    /// The drop of this unbinds the DRM driver and then drops the [`Api`].
     _drm: auxiliary::Registration<'a, ApiOf>,
-    /// Resets the device when no driver gives it work any more. Its memory is freed after that.
+    /// Resets the device when no driver gives it work any more. Device memory is freed after the
+    /// reset.
     quiet: Quiet,
 }
 
@@ -73,7 +74,7 @@ impl pci::Driver for Core {
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
-    // An entry of a page table holds so many bits of an address.
+    // An address in a page table entry has this number of bits.
     const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<{ pagetable::ADDRESS_BITS }>());
 
     const SLEEP: pci::Sleep = pci::Sleep::Handled;
@@ -88,7 +89,7 @@ impl pci::Driver for Core {
         _info: Option<&'bound ()>,
     ) -> impl PinInit<Probed<'bound>, Error> + 'bound {
         pdev.enable_device_mem()?;
-        // The provider of peer-to-peer memory is the PCI device, not the auxiliary device.
+        // The provider of peer-to-peer memory is the PCI device and not the auxiliary device.
         pdev.enable_p2pdma()?;
 
         let bound: &'bound pci::Device<device::Bound> = pdev;
@@ -112,7 +113,7 @@ impl pci::Driver for Core {
         })
     }
 
-    // Jobs of other devices, for which moves wait, still run.
+    // The jobs of other devices still run and moves may wait for them.
     fn suspend<'bound>(
         _pdev: &'bound pci::Device<device::Bound>,
         this: Pin<&Probed<'bound>>,
@@ -120,7 +121,7 @@ impl pci::Driver for Core {
         this.quiet.0.save_vram()
     }
 
-    // Drivers stop the DMA of their devices in `suspend`, so that no peer writes to pinned objects any
+    // Drivers stop the DMA of their devices in `suspend`, so no peer writes to pinned objects any
     // more.
     fn suspend_late<'bound>(
         _pdev: &'bound pci::Device<device::Bound>,
@@ -137,7 +138,7 @@ impl pci::Driver for Core {
         this.quiet.0.wake()
     }
 
-    // If the system did not sleep, VRAM has its content.
+    // VRAM has its content if the system did not sleep.
     fn resume<'bound>(
         _pdev: &'bound pci::Device<device::Bound>,
         this: Pin<&Probed<'bound>>,
@@ -173,7 +174,7 @@ impl pci::Driver for Core {
         }
     }
 
-    // The driver has to be bound again, which does not work before.
+    // The driver must be bound again. This does not work before the reset of the slot.
     fn slot_reset<'bound>(
         _pdev: &'bound pci::Device<device::Core<'_>>,
         this: Pin<&Probed<'bound>>,

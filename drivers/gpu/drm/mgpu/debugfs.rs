@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Files in debugfs: errors that the device makes on request and its count of broken rules, for
-//! tests, and what all clients use together.
+//! Files in debugfs: error injection and the count of broken rules for tests, and the resources
+//! used by all clients.
 
 use kernel::{
     drm::{
@@ -24,8 +24,8 @@ use crate::{
     }, //
 };
 
-/// Makes the device fail on request. The text is three decimal numbers: the kind of error, the
-/// number of the ring, and an argument.
+/// Makes the device fail on request. The text has three decimal numbers: the kind of error, the
+/// number of the ring and an argument.
 pub(crate) struct Inject;
 
 #[vtable]
@@ -49,7 +49,7 @@ impl drm::debugfs::File for Inject {
     }
 }
 
-/// Shows how many rules of the interface of the device the driver has broken so far.
+/// Shows how many rules of the device interface the driver has broken so far.
 pub(crate) struct Reports;
 
 #[vtable]
@@ -66,7 +66,7 @@ impl drm::debugfs::File for Reports {
     }
 }
 
-/// Shows what all clients use together, which a client must not see. Each line is a name and a
+/// Shows the resources used by all clients. A client must not see them. Each line is a name and a
 /// number.
 pub(crate) struct State;
 
@@ -80,10 +80,10 @@ impl drm::debugfs::File for State {
         dev.registration_data_with(|bound| {
             let gpu = &bound.gpu;
 
-            // With the jobs that were made and not pushed yet.
+            // Includes jobs not pushed yet.
             seq_print!(m, "copy_jobs {}\n", bound.engine.ring.jobs());
             seq_print!(m, "compute_jobs {}\n", bound.compute.0.jobs());
-            // Of the ring alone, or with the whole device.
+            // Resets of the ring alone or with the whole device.
             seq_print!(m, "copy_resets {}\n", gpu.resets(COPY));
             seq_print!(m, "compute_resets {}\n", gpu.resets(COMPUTE));
             // In bytes.
@@ -93,9 +93,9 @@ impl drm::debugfs::File for State {
     }
 }
 
-/// Shows how many VMs there are, also those that were destroyed and whose memory the device may
-/// still use, and how many bytes the page tables of all VMs have. A file of its own, because it
-/// waits for invalidations that are under way.
+/// Shows the number of VMs and the size of all their page tables in bytes. Destroyed VMs are
+/// included while the device may still use their memory. This is a file of its own because it waits
+/// for invalidations under way.
 pub(crate) struct Vms;
 
 #[vtable]

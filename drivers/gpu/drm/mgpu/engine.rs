@@ -51,24 +51,24 @@ pub(crate) trait RingJob: Send + 'static {
     /// The name of the ring.
     const NAME: &'static CStr;
 
-    /// The type of the entries that jobs write to the ring.
+    /// The type of the ring entries of jobs.
     type Entries: Entries;
 
     /// Returns the ring.
     fn ring(gpu: &Gpu) -> &ring::Ring<Self::Entries>;
 
-    /// Returns the entries of the job. Called when the job begins, and again after a reset.
+    /// Returns the entries of the job. Called when the job begins and again after a reset.
     ///
     /// # Errors
     ///
-    /// The job ends with the error, and no entry is written.
+    /// The job ends with the error and no entry is written.
     fn begin(&mut self, gpu: &Gpu) -> Result<Arc<Self::Entries>>;
 
     /// See [`RingOps::ended`].
     fn ended(&mut self, _result: Result) {}
 }
 
-/// The operations of a ring that runs jobs `J`.
+/// The operations of a ring for jobs `J`.
 pub(crate) struct Jobs<J>(PhantomData<J>);
 
 impl<J: RingJob> RingOps for Jobs<J> {
@@ -111,7 +111,7 @@ impl<J: RingJob> HwInit<Jobs<J>> for Init {
     }
 }
 
-/// Makes the [`Ring`] whose queues feed a ring of the device. `dev` is the device whose driver
+/// Creates the [`Ring`] with queues for a ring of the device. `dev` is the device whose driver
 /// submits jobs.
 ///
 /// # Errors
@@ -130,7 +130,7 @@ pub(crate) fn new_ring<'a, J: RingJob>(
     Ring::new(dev, &config, Init(gpu.clone()))
 }
 
-/// A move, or a copy of a client.
+/// A move or a copy of a client.
 pub(crate) struct CopyJob {
     /// [`None`] once the job has ended.
     job: Option<Job>,
@@ -193,9 +193,9 @@ impl Engine for CopyEngine<'_> {
         entry.push(job, &fence);
     }
 
-    /// Jobs fail by a reset of the ring, also if another task has reset the device: then the device
-    /// does nothing, and the queue begins no job. Jobs also fail when the device is wedged or gone;
-    /// then the aperture does not work, and the CPU does no move.
+    /// Jobs fail by a reset of the ring, also if another task has reset the device. In this case
+    /// the device does nothing and the queue begins no job. Jobs also fail when the device is
+    /// wedged or gone. In this case the aperture does not work and the CPU does no move.
     fn cpu(&self) -> Option<&CpuView<'_>> {
         Some(&self.view)
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `DRM_IOCTL_MGPU_EXEC`: the operations of a job of the compute engine, the fences that it depends
-//! on, and the entries that its own fence is put into.
+//! `DRM_IOCTL_MGPU_EXEC`: the operations of a compute job, its dependencies and the entries for its
+//! fence.
 //!
 //! The DRM core writes nothing back to the argument of the ioctl.
 
@@ -52,16 +52,16 @@ use crate::{
     vm::AddressSpace, //
 };
 
-/// How many jobs one open file may have queued at a time.
+/// The maximum number of queued jobs of an open file at a time.
 pub(crate) const JOBS: usize = 64;
 
-/// How many operations a job has at most.
+/// The maximum number of operations of a job.
 pub(crate) const OPS_MAX: u32 = 32;
 
-/// The largest size of an operation, in bytes.
+/// The largest size of an operation in bytes.
 pub(crate) const SIZE_MAX: u64 = SZ_64M as u64;
 
-/// The largest size of an entry of the array of operations, in bytes.
+/// The largest size of an entry of the array of operations in bytes.
 const ENTRY_MAX: u32 = 4096;
 
 /// The jobs of an open file.
@@ -108,7 +108,7 @@ fn operations(args: &uapi::drm_mgpu_exec) -> Result<KVec<Operation>> {
     Ok(list)
 }
 
-/// Returns an operation, unless it has a field that is not allowed.
+/// Returns an operation unless one of its fields has an invalid value.
 fn operation(code: u32, src: u64, dst: u64, size: u64, value: u64) -> Result<Operation> {
     let sized = (1..=SIZE_MAX).contains(&size);
     let words = size % 4 == 0;
@@ -145,7 +145,7 @@ pub(crate) fn exec(
     check(args.flags == 0 && args.pad == 0)?;
 
     let inner = file.inner().get_ref();
-    // The reference is held until this returns, so that its drop comes without a reservation held.
+    // The reference is held until the return, so its drop comes without a reservation held.
     let space = inner.vms().find(args.vm)?;
     let program = Program::new(operations(args)?, space.clone())?;
 
@@ -166,7 +166,7 @@ pub(crate) fn exec(
     Ok(0)
 }
 
-/// Queues a job without operations: it uses no object, so that no other work has to know it.
+/// Queues a job without operations. It uses no object, so other work need not depend on it.
 fn submit_empty(
     dev: &Device<Ioctl>,
     queue: &Queue<ComputeRing>,
@@ -183,10 +183,10 @@ fn submit_empty(
     Ok(job.submit(|_fence| ()))
 }
 
-/// Validates all objects that are mapped in the address space of a job, and queues the job.
+/// Validates all objects mapped in the address space of a job and queues the job.
 ///
-/// It waits for room in the queue, for other devices, and for moves outside of the section that an
-/// unplug waits for.
+/// Waits for room in the queue, for other devices and for moves. The waits are outside of the
+/// section that an unplug waits for.
 fn submit(
     dev: &Device<Ioctl>,
     space: &AddressSpace,
@@ -209,7 +209,7 @@ fn submit(
             space.clean_up();
 
             match ret {
-                // An invalidation was not done meanwhile: the job is queued after a reset.
+                // An invalidation failed meanwhile. The job is queued after a reset.
                 Err(e) if e == EIO && was_stale && is_patient => Ok(None),
                 ret => ret.map(Some),
             }
@@ -217,8 +217,7 @@ fn submit(
     )
 }
 
-/// Does [`submit`], unless moves have to be done before, which are added to `moves`, if that is
-/// given.
+/// Does [`submit`] unless moves must be done before. These are added to `moves` if it is given.
 fn try_submit(
     dev: &Device<Registered>,
     space: &AddressSpace,
@@ -254,8 +253,8 @@ fn try_submit(
                 for fence in fences {
                     job.depend(fence.clone())?;
                 }
-                // These fences stand for moves of the objects, and for jobs that still use the memory
-                // which an object was moved to. Clients order accesses by fences of their own.
+                // These are the fences of moves of the objects and of jobs still using the memory
+                // at their new places. Clients order accesses by fences of their own.
                 valid.for_each_fence(Usage::Kernel, |fence| job.depend_on_fence(fence))?;
                 let slot = valid.reserve(1)?.next().ok_or(EINVAL)?;
 

@@ -56,7 +56,7 @@ use crate::{
     vm, //
 };
 
-/// An object, which userspace refers to by a handle.
+/// An object. Userspace refers to it by a handle.
 pub(crate) type Bo = gem::ttm::Object<BoData>;
 
 /// The driver's part of an object.
@@ -69,8 +69,8 @@ pub(crate) struct BoData {
 }
 
 impl BoData {
-    /// Makes an object of at least `size` bytes that reads as zeroes, with a reservation of its own
-    /// or with that of an address space.
+    /// Creates an object of at least `size` bytes. It reads as zeroes. Its reservation is its own
+    /// or the one of an address space.
     ///
     /// # Errors
     ///
@@ -185,7 +185,7 @@ impl PeerObject for BoData {
         self.vram_or_fail
     }
 
-    /// The exporter decides where an imported buffer is placed, so these placements do not matter.
+    /// The exporter places an imported buffer, so these placements do not matter.
     fn import_args() -> Option<Self> {
         Some(Self {
             domain: Domain::System,

@@ -2,8 +2,8 @@
 
 //! The data of a device while the PCI driver is bound.
 //!
-//! Both drivers hold references to it. Its memory and its registers are revoked when the PCI driver
-//! is unbound, whatever references are left.
+//! Both drivers hold references to it. An unbind of the PCI driver revokes its memory and its
+//! registers, even with references left.
 
 use kernel::{
     device::{
@@ -60,13 +60,13 @@ pub(crate) const COPY: usize = 0;
 /// The number of the ring of the compute engine.
 pub(crate) const COMPUTE: usize = 1;
 
-/// Returns after how many milliseconds the rings are polled, in case an interrupt was lost.
+/// Returns the poll interval of the rings in milliseconds. Polls make up for lost interrupts.
 fn poll_time() -> Msecs {
     module_parameters::poll_ms.value()
 }
 
-/// How much longer the jobs that have begun may take before the system sleeps than it takes to find
-/// one that hangs, in milliseconds.
+/// How long begun jobs may take before the system sleeps, in milliseconds. The time to detect a
+/// hung job is added to this.
 const MORE: Msecs = 1000;
 
 /// The handler of interrupts.
@@ -92,7 +92,7 @@ pub(crate) struct Gpu {
     /// The allocator of VRAM.
     pub(crate) vram: Arc<Allocator>,
     pub(crate) aperture: Arc<Aperture>,
-    /// The contexts, which are the address spaces of the device.
+    /// The contexts: the address spaces as the device sees them.
     pub(crate) contexts: Arc<Contexts>,
     /// The ring of the copy engine.
     pub(crate) copy: Arc<Ring<Lists>>,
@@ -103,11 +103,11 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// Resets the device, and sets it up.
+    /// Resets the device and sets it up.
     ///
     /// # Errors
     ///
-    /// - `ENODEV` if it is not a device that the driver knows.
+    /// - `ENODEV` if the driver does not know the device.
     /// - `ENOMEM` if memory runs out, and the errors of the registers and of the interrupt.
     pub(crate) fn new(pdev: &pci::Device<Core<'_>>) -> Result<Arc<Self>> {
         let bound: &pci::Device<Bound> = pdev;
@@ -158,46 +158,48 @@ impl Gpu {
         )?)
     }
 
-    /// Lets the device access memory, all of which is allocated.
+    /// Lets the device access memory. All of this memory is allocated by now.
     ///
     /// # Errors
     ///
-    /// Those of [`Invalidator::invalidate`]. The device accesses memory until the drop of [`Quiet`].
+    /// The errors of [`Invalidator::invalidate`]. Even after an error the device accesses memory
+    /// until the drop of [`Quiet`].
     pub(crate) fn start(&self, pdev: &pci::Device<Core<'_>>) -> Result {
         self.recovery.start(BusMaster::new(pdev)?);
-        // The reset has left the pages of the aperture that another driver may have shown.
+        // The reset keeps the pages of the aperture shown by an earlier driver.
         self.contexts
             .invalidator()
             .invalidate(APERTURE, 0, self.aperture.len())
     }
 
-    /// Schedules a poll of the rings, in case an interrupt is lost. Called after a job was given to
+    /// Schedules a poll of the rings in case an interrupt is lost. Called after a job was given to
     /// a ring.
     pub(crate) fn poll(&self) {
         self.interrupt.poll_in(poll_time());
     }
 
-    /// Has the device reset if it has not completed an invalidation. Does not wait for the reset.
+    /// Requests a reset of the device if it has not completed an invalidation. Does not wait for
+    /// the reset.
     pub(crate) fn request_reset(&self) {
         if self.recovery.is_stale() {
             self.interrupt.poll_in(0);
         }
     }
 
-    /// Returns how often a ring was reset, alone or with the device.
+    /// Returns how often a ring was reset alone or with the device.
     pub(crate) fn resets(&self, ring: usize) -> u64 {
         self.recovery.resets(ring)
     }
 
-    /// Stops the device for a reset by the PCI core, until [`Self::resume`]. Jobs in the rings end
+    /// Stops the device for a reset by the PCI core until [`Self::resume`]. Jobs in the rings end
     /// with an error.
     ///
-    /// Before that, mappings of processes are removed, and exported objects that can leave VRAM do
-    /// so: both would read and write what an aperture without page tables shows. Importers that map
-    /// an object again meanwhile get system memory, or wait for the move back to VRAM, which is
-    /// done after the reset.
+    /// Before the stop, mappings of processes are removed and exported objects leave VRAM if they
+    /// can. Both would otherwise access the content of an aperture without page tables. If an
+    /// importer maps an object again meanwhile, it gets system memory or waits for the move back to
+    /// VRAM. This move is done after the reset.
     pub(crate) fn pause(&self) {
-        // Also for a DRM device that is registered meanwhile.
+        // This includes a DRM device registered meanwhile.
         self.aperture.set_closed(true);
         if self.recovery.closed().is_none() {
             self.recovery.reporter.begin_reset();
@@ -206,7 +208,7 @@ impl Gpu {
         self.interrupt.poll_in(0);
     }
 
-    /// Sets the device up after that reset, and begins the jobs that have waited.
+    /// Sets the device up after a reset by the PCI core and begins the waiting jobs.
     pub(crate) fn resume(&self) {
         // If this fails, the jobs end with the error.
         let _ = self.recovery.resume();
@@ -216,7 +218,7 @@ impl Gpu {
     }
 
     /// Moves or saves the content of VRAM before the system sleeps. Changes since an earlier call
-    /// are saved as well. Objects of a device that does not work any more are lost anyway.
+    /// are saved as well. Does nothing if the device was given up: its objects are lost anyway.
     ///
     /// # Errors
     ///
@@ -228,15 +230,14 @@ impl Gpu {
         }
     }
 
-    /// Stops the device before the system sleeps, until [`Self::wake`]. Jobs that have begun end
-    /// before, and the others wait.
+    /// Stops the device before the system sleeps until [`Self::wake`]. Begun jobs end before this
+    /// and the others wait.
     ///
     /// # Errors
     ///
     /// `EBUSY` if the jobs take too long. They go on.
     pub(crate) fn sleep(&self) -> Result {
-        // A job may make progress shortly before it is checked, and is checked again after the same
-        // time.
+        // A job may make progress shortly before a check. The next check is after the same time.
         let limit = 2 * ring::timeout_ms().min(SAVE_TIME) + MORE;
 
         self.recovery.set_held(true);
@@ -255,18 +256,18 @@ impl Gpu {
         Ok(())
     }
 
-    /// Sets the device up after the system slept, begins the jobs that have waited, and puts back
-    /// what was saved of VRAM, which none of these jobs uses. Does nothing for a device that was
-    /// given up before.
+    /// Sets the device up after the system slept and begins the waiting jobs. Then restores the
+    /// saved content of VRAM. None of these jobs uses this content. Does nothing for a device given
+    /// up before.
     ///
     /// # Errors
     ///
-    /// `EIO` if the device is wedged, `ENODEV` if it is gone, and those of
+    /// `EIO` if the device is wedged and `ENODEV` if it is gone. The errors of
     /// [`Reporter::restore_vram`].
     pub(crate) fn wake(&self) -> Result {
         let ret = self.recovery.wake();
 
-        // The device has forgotten what it knew of address spaces, and of VRAM.
+        // The device has no old translations of address spaces and VRAM any more.
         self.contexts.end_quarantine();
         self.vram.end_quarantine();
         self.interrupt.poll_in(0);
@@ -285,27 +286,27 @@ impl Gpu {
         self.recovery.reporter.flush();
     }
 
-    /// Prepares for jobs of a DRM driver that is about to be bound.
+    /// Prepares for the jobs of a DRM driver about to be bound.
     ///
     /// # Errors
     ///
-    /// `EIO` if an engine does not work any more, `ENODEV` if the device is gone.
+    /// `EIO` if an engine does not work any more. `ENODEV` if the device is gone.
     pub(crate) fn begin_jobs(&self) -> Result {
         self.copy.check()?;
         self.compute.check()?;
-        // The jobs of the last DRM driver have ended, and with them all accesses to its memory.
+        // The jobs of the last DRM driver have ended. So have all accesses to its memory.
         self.vram.count_reset();
         self.vram.end_quarantine();
         Ok(())
     }
 }
 
-/// Resets the device when it is dropped. Memory that the device accesses is freed after that.
+/// Resets the device when it is dropped. Memory accessed by the device is freed after the reset.
 pub(crate) struct Quiet(pub(crate) Arc<Gpu>);
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        // Jobs have ended, as the DRM driver is unbound.
+        // Jobs have ended because the DRM driver is unbound.
         self.0.recovery.shutdown();
         self.0.contexts.end_quarantine();
     }

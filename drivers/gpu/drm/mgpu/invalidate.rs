@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Invalidations of translations, after page tables have changed.
+//! Invalidations of translations after changes of page tables.
 //!
-//! The device caches what it has read of page tables until it is invalidated, also that nothing is
-//! mapped, and reports when an invalidation is done: after that nothing it does uses old entries. If
-//! it does not report that, even when asked once more, it is unknown what the device still reaches:
-//! the invalidator is *broken*, and no job and no window is given to the device until it was reset. A
-//! reset of the device is done with the lock held, and ends all translations; those of the aperture
-//! are read anew.
+//! The device caches entries of page tables until they are invalidated, even entries without a
+//! mapping. It reports when an invalidation is done. From then on it does not use old entries. If
+//! it does not report this even at the second try, it is unknown what the device still reaches. The
+//! invalidator is then *broken*: the device gets no job and no window before a reset. A reset of
+//! the device is done with the lock held and ends all translations. The translations of the
+//! aperture are read again.
 //!
 //! # Locking
 //!
-//! One mutex, inside of the mutexes of page tables and of the aperture. It is taken in the path
-//! that leads to the signal of a fence: nothing is allocated, and no fence waited for, while it is
-//! held.
+//! One mutex, inside of the mutexes of page tables and of the aperture. It is taken in the path to
+//! the signal of a fence: while it is held, nothing is allocated and no fence is waited for.
 
 use kernel::{
     device::{
@@ -49,8 +48,8 @@ use crate::{
     regs::Regs, //
 };
 
-/// The number before that of the first invalidation. As jiffies do, the numbers begin shortly
-/// before they wrap, so that tests and users see it early.
+/// The number before that of the first invalidation. Like jiffies, the numbers begin shortly before
+/// they wrap. So tests and users see the wrap early.
 const FIRST: u32 = u32::MAX - 16;
 
 /// How often an invalidation is tried.
@@ -73,9 +72,9 @@ pub(crate) struct Invalidator {
     regs: Arc<Regs>,
     status: Arc<Status>,
     dev: ARef<Device>,
-    /// An invalidation was not done. Changes with the lock held.
+    /// An invalidation failed. Changes with the lock held.
     is_broken: Atomic<bool>,
-    /// The PCI core resets the device, which is stopped. Changes with the lock held.
+    /// The device is stopped for a reset by the PCI core. Changes with the lock held.
     is_paused: Atomic<bool>,
     /// The device accesses no memory any more.
     is_over: Atomic<bool>,
@@ -86,7 +85,7 @@ pub(crate) struct Invalidator {
 }
 
 impl Invalidator {
-    /// Makes the invalidator of a device that was just reset.
+    /// Creates the invalidator of a device after a reset.
     ///
     /// # Errors
     ///
@@ -116,30 +115,30 @@ impl Invalidator {
         )
     }
 
-    /// Returns whether an invalidation was not done, so that it is unknown what the device still
-    /// reaches.
+    /// Returns whether an invalidation failed. It is then unknown what the device still reaches.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken.load(Relaxed)
     }
 
-    /// Returns whether no job may begin, because it is unknown what the device still reaches. One
-    /// may during a reset by the PCI core, before whose end no entry is written to a ring.
+    /// Returns whether no job may begin because it is unknown what the device still reaches. A job
+    /// may begin during a reset by the PCI core: no entry is written to a ring before the end of
+    /// this reset.
     pub(crate) fn holds_jobs(&self) -> bool {
         self.is_broken() && !self.is_paused.load(Relaxed)
     }
 
-    /// Returns whether the device may still use entries that were changed before an invalidation
-    /// whose result is `invalidated`. If so, returns the argument for [`Self::has_forgotten`].
+    /// Returns the argument for [`Self::has_forgotten`] if the device may still use entries changed
+    /// before an invalidation. `invalidated` is the result of this invalidation.
     pub(crate) fn may_be_known(&self, invalidated: Result) -> Option<u64> {
-        // Read before `is_broken`, which a reset clears: a reset that comes now ends the
+        // Read before `is_broken` because a reset clears `is_broken`. A reset from here on ends the
         // quarantine.
         let resets = self.resets.load(Acquire);
 
         (invalidated.is_err() && self.is_broken() && !self.has_forgotten(resets)).then_some(resets)
     }
 
-    /// Returns whether the device has no old translations any more: it was reset since the count of
-    /// resets was `resets`, or it accesses no memory.
+    /// Returns whether the device has no old translations any more. Either it was reset since the
+    /// count of resets was `resets` or it accesses no memory.
     pub(crate) fn has_forgotten(&self, resets: u64) -> bool {
         self.resets.load(Acquire) > resets || self.is_over.load(Acquire)
     }
@@ -149,7 +148,7 @@ impl Invalidator {
         self.resets.load(Acquire)
     }
 
-    /// Takes note that the device accesses no memory any more, so that no invalidation is needed.
+    /// Notes that the device accesses no memory any more. No invalidation is needed from then on.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Release);
     }
@@ -162,7 +161,7 @@ impl Invalidator {
         }
     }
 
-    /// Takes the lock, unless another task holds it.
+    /// Takes the lock unless another task holds it.
     pub(crate) fn try_lock(&self) -> Option<Telling<'_>> {
         Some(Telling {
             of: self,
@@ -179,17 +178,18 @@ impl Invalidator {
         self.lock().invalidate(context, start, len)
     }
 
-    /// Resets the whole device by `f`, after which the device has no translations but those of the
-    /// aperture. Then makes it read the page tables of the aperture, which has `len` bytes.
+    /// Resets the whole device by `f`. Only the translations of the aperture survive this. The
+    /// device then reads the page tables of the aperture, whose size is `len` bytes.
     ///
     /// # Errors
     ///
-    /// The errors of `f`, and those of an invalidation. The invalidator is broken then.
+    /// The errors of `f` and those of an invalidation. The invalidator is then broken.
     pub(crate) fn reset(&self, len: u64, f: impl FnOnce() -> Result) -> Result {
         let mut telling = self.lock();
 
         self.is_paused.store(false, Relaxed);
-        // Jobs that begin meanwhile wait for the reset, so it is not broken before that has failed.
+        // Jobs begun meanwhile wait for the reset, so the invalidator is not broken before the
+        // reset fails.
         f().inspect_err(|_| self.is_broken.store(true, Relaxed))?;
         telling.send(APERTURE, 0, len)?;
         self.resets.fetch_add(1, Release);
@@ -197,13 +197,13 @@ impl Invalidator {
         Ok(())
     }
 
-    /// Does no invalidation until [`Self::reset`], because the PCI core resets the device. `f` is
-    /// called with the lock held; it stops the device.
+    /// Does no invalidation until [`Self::reset`] because the PCI core resets the device. Calls `f`
+    /// with the lock held to stop the device.
     pub(crate) fn pause(&self, f: impl FnOnce() -> Result) -> Result {
         let _telling = self.lock();
 
         self.is_paused.store(true, Relaxed);
-        // A device that was not stopped may have translations.
+        // The device may have translations if it was not stopped.
         f().inspect_err(|_| self.is_broken.store(true, Relaxed))
     }
 }
@@ -219,8 +219,8 @@ impl Telling<'_> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if it is, such as for a reset by the PCI core, and `ENODEV` if it stays so, because
-    /// it was given up.
+    /// `EBUSY` if it is stopped for a reset by the PCI core or a sleep. `ENODEV` if it stays
+    /// stopped because it was given up.
     pub(crate) fn check(&self) -> Result {
         match self.of.is_paused.load(Relaxed) {
             true if self.of.is_over.load(Acquire) => Err(ENODEV),
@@ -229,14 +229,15 @@ impl Telling<'_> {
         }
     }
 
-    /// Invalidates the translations of a context, from the virtual address `start` on for `len`
-    /// bytes. Does nothing while the PCI core resets the device, which has no translations then.
+    /// Invalidates the translations of a context for `len` bytes from the virtual address `start`
+    /// on. Does nothing during a reset by the PCI core because the device then has no translations.
     /// Sleeps.
     ///
     /// # Errors
     ///
-    /// - `ENODEV` if the device is gone, or its driver unbound: it reaches no memory.
-    /// - `EIO` if the device does not complete this invalidation, or has not completed one before.
+    /// - `ENODEV` if the device is gone or its driver unbound. The device then reaches no memory.
+    /// - `EIO` if the device does not complete this invalidation or has not completed an earlier
+    ///   one.
     pub(crate) fn invalidate(&mut self, context: u32, start: u64, len: u64) -> Result {
         let of = self.of;
 
@@ -252,7 +253,7 @@ impl Telling<'_> {
         self.send(context, start, len)
     }
 
-    /// Sends an invalidation to the device, and waits for it.
+    /// Sends an invalidation to the device and waits for it.
     fn send(&mut self, context: u32, start: u64, len: u64) -> Result {
         let of = self.of;
 
@@ -264,8 +265,8 @@ impl Telling<'_> {
             let since = Instant::<Monotonic>::now();
             let mut looks = 0;
             let look = || {
-                // Stop waiting if the device is gone. This check is seldom, because reading a
-                // register takes long.
+                // Stop waiting if the device is gone. This check is rare because reading a register
+                // takes long.
                 if since.elapsed().as_millis() > 100 * (looks + 1) {
                     looks += 1;
                     if of.regs.is_gone() {

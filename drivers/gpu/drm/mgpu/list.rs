@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The lists of a job of the copy engine: the addresses that it reads and writes, as the engine
-//! takes them.
+//! The lists of a job of the copy engine: its source and destination addresses in the format of the
+//! engine.
 //!
-//! They are computed when a job is prepared, because memory may be allocated then.
+//! They are computed during the preparation of a job because memory may be allocated then.
 
 use kernel::{
     drm::ttm::{
@@ -22,20 +22,21 @@ use crate::{
     }, //
 };
 
-/// How many pieces of a side one part of a job has at most.
+/// The maximum number of pieces on one side of a part of a job.
 const PIECES: usize = 256;
 
-/// How many words the list of one side has.
+/// The number of words in the list of one side.
 const LIST: usize = 2 * PIECES;
 
-/// How many bytes a part copies at most, so that a long job makes visible progress.
+/// The maximum number of bytes copied by a part. It is small enough for a long job to make visible
+/// progress.
 const MOST: u64 = 1 << 25;
 
 /// The operations.
 const COPY_LIST: u64 = 16;
 const FILL_LIST: u64 = 17;
 
-/// The bit that marks an address as an offset in VRAM.
+/// Marks an address as an offset in VRAM.
 const VRAM: u64 = 1 << 63;
 
 /// A piece of one side.
@@ -49,11 +50,11 @@ struct Piece {
 struct List(KVVec<Piece>);
 
 impl List {
-    /// Returns the list of `size` bytes of a side, from offset `at` on.
+    /// Returns the list of `size` bytes of a side from offset `at` on.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the side has fewer bytes, or the engine does not reach it.
+    /// - `EINVAL` if the side has fewer bytes or the engine does not reach it.
     /// - `ENOMEM` if memory runs out.
     fn new(memory: Memory<'_>, at: u64, size: u64) -> Result<Self> {
         let mut list = Cut {
@@ -84,7 +85,7 @@ impl List {
     }
 }
 
-/// A list of which the first `skip` bytes are left out.
+/// A list without its first `skip` bytes.
 struct Cut {
     pieces: KVVec<Piece>,
     skip: u64,
@@ -104,7 +105,7 @@ impl Cut {
 
                 match self.pieces.last_mut() {
                     Some(last) if last.address + last.len == address => last.len += len,
-                    // A client can queue lists that are as long as its memory has pages.
+                    // A client can queue long lists with a piece for each page of its memory.
                     _ => self
                         .pieces
                         .push(Piece { address, len }, GFP_KERNEL_ACCOUNT)?,
@@ -120,16 +121,16 @@ pub(crate) struct Lists {
     /// [`None`] if the bytes are to be zero.
     from: Option<List>,
     to: List,
-    /// How many bytes.
+    /// The number of bytes.
     size: u64,
     recovery: Arc<Recovery>,
-    /// For a copy of clients [`Recovery::sleeps`] when it was prepared. Moves are done before the
-    /// device is stopped.
+    /// For a copy of a client, the value of [`Recovery::sleeps`] during its preparation. Moves are
+    /// done before the device is stopped.
     sleeps: Option<u64>,
 }
 
 impl Lists {
-    /// Computes the lists of a job of the device that `recovery` belongs to.
+    /// Computes the lists of a job for the device of `recovery`.
     ///
     /// # Errors
     ///
@@ -172,12 +173,12 @@ impl Lists {
 #[derive(Clone, Copy, Default)]
 struct Place {
     index: usize,
-    /// How many bytes of the piece were used.
+    /// The number of used bytes of the piece.
     used: u64,
 }
 
 impl Place {
-    /// Returns the next pieces of `list`, `most` at most, up to `bytes` bytes.
+    /// Returns the next pieces of `list`: at most `most` pieces of up to `bytes` bytes in all.
     fn pieces<'a>(
         &self,
         list: &'a List,
@@ -217,7 +218,7 @@ impl Place {
     }
 }
 
-/// How much of a job was written to the ring.
+/// The written part of a job.
 #[derive(Default)]
 pub(crate) struct Progress {
     from: Place,
@@ -239,7 +240,7 @@ impl Entries for Lists {
     }
 
     fn write(&self, at: &mut Progress, part: &mut Part<'_>) -> Result<bool> {
-        // VRAM that such a copy reads has no owner any more, so nobody has saved it.
+        // VRAM read by such a copy has no owner any more, so its content was not saved.
         let has_slept = self
             .sleeps
             .is_some_and(|sleeps| self.recovery.sleeps() != sleeps);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The memory that the driver and the device share.
+//! The memory shared by the driver and the device.
 //!
 //! It is coherent memory of 64-bit words. Devres frees it when the PCI driver is unbound, so the
-//! device must be reset before that.
+//! device must be reset before.
 
 use kernel::{
     alloc::Flags,
@@ -24,7 +24,7 @@ use kernel::{
 
 use crate::regs::RINGS;
 
-/// How many words of 64 bits a page has.
+/// The number of 64-bit words in a page.
 pub(crate) const WORDS: usize = PAGE_SIZE / 8;
 
 /// An array of words.
@@ -34,7 +34,7 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// Makes `len` words of zero.
+    /// Creates `len` words of zero.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl Words {
         Self::with_flags(dev, len, GFP_KERNEL)
     }
 
-    /// As [`Self::new`], with flags of the allocation.
+    /// Like [`Self::new`] but with flags of the allocation.
     ///
     /// # Errors
     ///
@@ -67,7 +67,7 @@ impl Words {
     ///
     /// # Errors
     ///
-    /// `ENODEV` after the driver was unbound, `ERANGE` if there is no such word.
+    /// `ENODEV` after the driver was unbound. `ERANGE` if there is no such word.
     pub(crate) fn read(&self, index: usize) -> Result<u64> {
         let memory = self.memory.try_access().ok_or(ENODEV)?;
         let words: &Coherent<[u64]> = &memory;
@@ -75,7 +75,7 @@ impl Words {
         Ok(u64::from_le(io_read!(words, [try: index])))
     }
 
-    /// Writes words that follow each other.
+    /// Writes consecutive words.
     ///
     /// # Errors
     ///
@@ -91,32 +91,33 @@ impl Words {
     }
 }
 
-/// How many records of faults the status page has.
+/// The number of fault records in the status page.
 const RECORDS: u64 = 16;
 
-/// The page that the device writes to.
+/// The page written by the device.
 pub(crate) struct Status(Words);
 
-/// An access of an engine that has failed.
+/// A failed access of an engine.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Fault {
     pub(crate) address: u64,
     pub(crate) is_write: bool,
-    /// The address is one of the address space of the job. Else it is one of the bus, or of VRAM.
+    /// The address is one of the address space of the job. Otherwise it is one of the bus or of
+    /// VRAM.
     pub(crate) is_virtual: bool,
 }
 
-/// Nothing is mapped at a virtual address, or a page that is read-only.
+/// The errors of virtual addresses: nothing is mapped or the page is read-only.
 const FAULTS_OF_ADDRESSES: core::ops::RangeInclusive<u32> = 2..=3;
 
-/// The part of the status page that is about one ring.
+/// The part of the status page for one ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingStatus {
-    /// The value of the last fence that was reached.
+    /// The value of the last fence reached.
     pub(crate) fence: u64,
-    /// How many entries are done since the last reset, modulo 2^32.
+    /// The number of entries done since the last reset, modulo 2^32.
     pub(crate) done: u32,
-    /// Why the ring has stopped, or 0.
+    /// The reason for a stop of the ring, or 0.
     pub(crate) error: u32,
 }
 
@@ -125,7 +126,7 @@ impl Status {
         Ok(Self(Words::new(dev, WORDS)?))
     }
 
-    /// Returns its bus address.
+    /// Returns the bus address of the page.
     pub(crate) fn address(&self) -> u64 {
         self.0.address(0)
     }
@@ -138,12 +139,12 @@ impl Status {
     pub(crate) fn ring(&self, ring: usize) -> Result<RingStatus> {
         let first = ring * 8;
 
-        // The error is read first, so that the fence covers all submissions that were done before
-        // the ring stopped.
+        // The error is read first, so the fence covers all submissions done before the ring
+        // stopped.
         let state = self.0.read(first + 1)?;
         barrier::dma_mb(barrier::Read);
         let fence = self.0.read(first)?;
-        // Data that the device wrote before the fence is read after it.
+        // Data written by the device before the fence is read after the fence.
         barrier::dma_mb(barrier::Read);
         Ok(RingStatus {
             fence,
@@ -154,8 +155,8 @@ impl Status {
         })
     }
 
-    /// Clears the errors and the counters. After a reset the device counts from zero again, but it
-    /// does not write that to the status page. The values of fences are kept.
+    /// Clears the errors and the counters. After a reset the device counts from zero again but does
+    /// not write this to the status page. The values of fences are kept.
     ///
     /// # Errors
     ///
@@ -167,7 +168,7 @@ impl Status {
         self.0.write(0x800 / 8, [0])
     }
 
-    /// Returns a word, for a dump.
+    /// Returns a word for a dump.
     ///
     /// # Errors
     ///
@@ -176,7 +177,7 @@ impl Status {
         self.0.read(index)
     }
 
-    /// Returns the number of the last invalidation that is done.
+    /// Returns the number of the last completed invalidation.
     ///
     /// # Errors
     ///
@@ -189,11 +190,11 @@ impl Status {
         Ok(number as u32)
     }
 
-    /// Returns the last fault of a ring, if there is a record of it.
+    /// Returns the last fault of a ring if there is a record of it.
     pub(crate) fn fault(&self, ring: usize) -> Result<Option<Fault>> {
         let count = self.0.read(0x800 / 8)? >> 32;
 
-        // The device writes a record before it counts it.
+        // The device writes a record before it counts the record.
         barrier::dma_mb(barrier::Read);
         for number in (count.saturating_sub(RECORDS)..count).rev() {
             let first = 0x900 / 8 + (number % RECORDS) as usize * 4;

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A GPU that is modelled outside of QEMU, with engines, page tables and an aperture.
+//! A GPU modelled outside of QEMU, with engines, page tables and an aperture.
 //!
-//! The driver is split in two, as nova is: `core` is the driver of the PCI device and makes an
-//! auxiliary device; `card` is the DRM driver of the auxiliary device. Both use `gpu`, the data of
-//! a device while the PCI driver is bound. The modules, from the lowest layer up:
+//! The driver is split in two, like nova. `core` is the driver of the PCI device and creates an
+//! auxiliary device. `card` is the DRM driver of the auxiliary device. Both use `gpu`, the data of
+//! a device while the PCI driver is bound. The modules from the lowest layer up:
 //!
-//! - `regs` (the registers), `memory` (the memory that the device and the driver share),
-//! - `ring` (jobs, their order, and the handling of jobs that hang), `list` (the addresses that a
-//!   job of the copy engine copies),
-//! - `invalidate` (invalidations of translations), `contexts` and `pagetable` (address spaces, as
-//!   the device sees them), `aperture` (windows through which the CPU and peers access VRAM),
+//! - `regs` (the registers) and `memory` (the memory shared by the device and the driver),
+//! - `ring` (jobs with their order and the handling of hung jobs) and `list` (the addresses of a
+//!   job of the copy engine),
+//! - `invalidate` (invalidations of translations), `contexts` and `pagetable` (address spaces as
+//!   the device sees them) and `aperture` (windows for CPU and peer access to VRAM),
 //! - `report` (reports of failures to userspace) and `recover` (resets),
 //! - `gpu` and `core`,
-//! - `engine` (TTM's view of the copy engine), `gem` (the objects), `vm` (address spaces, and the
-//!   objects in them), `compute` (jobs of the compute engine),
+//! - `engine` (TTM's view of the copy engine), `gem` (the objects), `vm` (address spaces and their
+//!   objects) and `compute` (jobs of the compute engine),
 //! - `copy`, `bind`, `exec` and `file` (the ioctls), `debugfs` and `card`.
 //!
-//! The interface of the device is described in Documentation/gpu/mgpu.rst.
+//! Documentation/gpu/mgpu.rst describes the interface of the device.
 
 mod aperture;
 mod bind;
@@ -50,7 +50,7 @@ use kernel::{
     InPlaceModule, //
 };
 
-/// The name of the module, by which the auxiliary device finds its driver.
+/// The name of the module. The auxiliary device finds its driver by this name.
 const MODULE: &CStr = c"mgpu";
 
 #[pin_data]

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The page tables of an address space: three levels, with pages of 4 KiB and of 2 MiB.
+//! The page tables of an address space: three levels with pages of 4 KiB and of 2 MiB.
 //!
-//! The address space is cut into *slots* of 2 MiB, each of which is an entry of the second level. A
-//! slot in which something is mapped has a table of the last level from the time of the map on,
-//! also while its entry is a page of 2 MiB or not valid. So entries can be written without an
-//! allocation, wherever an object has moved to. The table is freed when nothing is mapped in its
-//! slot any more, after an invalidation.
+//! The address space consists of *slots* of 2 MiB. Each slot is an entry of the second level. A
+//! slot with a mapping has a last-level table from the time of the map on, even while its entry is
+//! a page of 2 MiB or not valid. So entries can be written without an allocation wherever an object
+//! has moved to. When nothing is mapped in its slot any more, the table is freed after an
+//! invalidation.
 //!
-//! The content of a table has no meaning while no entry points to it: all of the table is written
+//! The content of a table has no meaning while no entry points to it. All of the table is written
 //! before an entry points to it again.
 //!
 //! # Locking
 //!
-//! One mutex for each address space. It is taken with reservations and with the `gpuva.lock` of an
-//! object held, in the path that leads to the signal of a fence. Nothing is allocated while it is
-//! held. The mutex of the numbers of [`Contexts`] is inside of it.
+//! One mutex for each address space. It is taken in the path to the signal of a fence, with
+//! reservations and with the `gpuva.lock` of an object held. Nothing is allocated while it is held.
+//! The mutex of the numbers of [`Contexts`] is inside of it.
 
 use core::ops::Range;
 
@@ -69,40 +69,40 @@ pub(crate) const VALID: u64 = 1 << 0;
 pub(crate) const VRAM: u64 = 1 << 2;
 pub(crate) const LEAF: u64 = 1 << 3;
 
-/// How many bits the address in an entry has.
+/// The number of address bits in an entry.
 pub(crate) const ADDRESS_BITS: u32 = 52;
 
-/// How many bits a virtual address has.
+/// The number of bits in a virtual address.
 const BITS: u32 = 39;
 
-/// How many bytes an address space has.
+/// The size of an address space in bytes.
 pub(crate) const SPACE: u64 = 1 << BITS;
 
-/// How many bytes a slot has.
+/// The size of a slot in bytes.
 const SLOT: u64 = SZ_2M as u64;
 
-/// How many tables of the last level an address space has at most. They are enough for 2 GiB
-/// without gaps. The memory cgroup of the client is charged for them.
+/// The maximum number of last-level tables of an address space. They are enough for 2 GiB without
+/// gaps. The memory cgroup of the client is charged for them.
 const MOST: usize = 1 << 10;
 
-/// Returns the slots that a range of addresses touches.
+/// Returns the slots touched by a range of addresses.
 fn slots(va: &Range<u64>) -> Range<u64> {
     va.start / SLOT..va.end.div_ceil(SLOT)
 }
 
-/// Returns the part of `va` that is in a slot, as indices of entries of its table.
+/// Returns the part of `va` in a slot as indices of entries of its table.
 fn part(va: &Range<u64>, slot: u64) -> Range<usize> {
     let page = |address: u64| {
         let inside = address.clamp(slot * SLOT, (slot + 1) * SLOT) - slot * SLOT;
 
-        // CAST: Up to the number of entries.
+        // CAST: At most the number of entries.
         (inside >> PAGE_SHIFT) as usize
     };
 
     page(va.start)..page(va.end)
 }
 
-/// Returns the entry for the address of a page, 0 if the device does not reach it.
+/// Returns the entry for the address of a page, or 0 if the device does not reach the page.
 fn leaf(address: Address) -> u64 {
     let (at, kind) = match address {
         Address::Vram(at) => (at, VRAM),
@@ -116,14 +116,14 @@ fn leaf(address: Address) -> u64 {
     at | kind | LEAF | VALID
 }
 
-/// A table of the last level.
+/// A last-level table.
 struct Leaves {
     page: Page,
-    /// How many mappings have a part of the slot.
+    /// The number of mappings touching the slot.
     users: usize,
 }
 
-/// A table of the second level.
+/// A second-level table.
 struct Middle {
     page: Page,
     tables: KVVec<Option<Leaves>>,
@@ -140,7 +140,7 @@ impl Middle {
         )?)
     }
 
-    /// Writes entries of the table of a slot, and makes the slot point to the table.
+    /// Writes entries of the table of a slot and makes the slot point to the table.
     fn write(
         &mut self,
         index: usize,
@@ -167,7 +167,7 @@ impl Middle {
             }
         });
         table.page.words.write(0, all)?;
-        // The device may read the slot at any time, for the other pages, so the table is complete
+        // The device may read the slot at any time for the other pages, so the table is complete
         // before the slot points to it.
         dma_mb(Write);
         self.page
@@ -189,17 +189,17 @@ fn empty<T>() -> Result<KVVec<Option<T>>> {
 pub(crate) struct Tree {
     root: Page,
     middles: KVVec<Option<KBox<Middle>>>,
-    /// How many tables of the last level there are.
+    /// The number of last-level tables.
     count: usize,
 }
 
-/// The table that a slot lacks.
+/// The table missing for a slot.
 enum Lack {
     Middle,
     Leaves,
 }
 
-/// Returns the entry of the first level for a slot, and that of the second level.
+/// Returns the indices of the first-level and second-level entries of a slot.
 fn indices(slot: u64) -> (usize, usize) {
     // CAST: Both are below the number of entries.
     (
@@ -215,7 +215,7 @@ impl Tree {
         Some((self.middles[first].as_mut()?, second))
     }
 
-    /// Counts one more mapping in a slot, if the slot has all tables.
+    /// Counts one more mapping in a slot if the slot has all tables.
     fn hold(&mut self, slot: u64) -> Result<(), Lack> {
         let (middle, index) = self.middle(slot).ok_or(Lack::Middle)?;
         let table = middle.tables[index].as_mut().ok_or(Lack::Leaves)?;
@@ -247,7 +247,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Counts one mapping less in a slot. If it was the last one, the table of the slot is moved to
+    /// Counts one mapping less in a slot. After the last mapping, the table of the slot is moved to
     /// `freed`.
     fn release(&mut self, slot: u64, freed: &mut Freed) {
         let Some((middle, index)) = self.middle(slot) else {
@@ -263,8 +263,8 @@ impl Tree {
 
         table.users = left;
         if left == 0 && freed.0.len() < freed.0.capacity() {
-            // Nothing is mapped. The write fails only if the driver is unbound; the device reads no
-            // table then.
+            // Nothing is mapped. The write fails only if the driver is unbound. The device then
+            // reads no table.
             let _ = middle.page.words.write(index, [0]);
             if let Some(table) = middle.tables[index].take() {
                 // There is room for it.
@@ -274,7 +274,7 @@ impl Tree {
         }
     }
 
-    /// Writes the entries of a mapping, with the addresses of the object.
+    /// Writes the entries of a mapping with the addresses of the object.
     fn write(&mut self, range: &MappedRange, placed: &Placed<'_>) -> Result {
         for slot in slots(&range.va) {
             let part = part(&range.va, slot);
@@ -323,11 +323,11 @@ impl Tree {
     }
 }
 
-/// Tables that no entry points to any more.
+/// Tables no longer referenced by an entry.
 pub(crate) struct Freed(KVVec<Leaves>);
 
 impl Freed {
-    /// Returns an empty list without capacity, for an address space that has ended.
+    /// Returns an empty list without capacity for an ended address space.
     pub(crate) const fn none() -> Self {
         Self(KVVec::new())
     }
@@ -337,7 +337,7 @@ impl Freed {
 #[pin_data]
 pub(crate) struct PageTable {
     id: u64,
-    /// The number of its context, under the lock of the numbers of [`Contexts`].
+    /// The number of its context, protected by the lock of the numbers of [`Contexts`].
     number: Atomic<u32>,
     contexts: Arc<Contexts>,
     /// [`None`] once the address space has ended.
@@ -346,7 +346,7 @@ pub(crate) struct PageTable {
 }
 
 impl PageTable {
-    /// Makes the tables of an address space, in which nothing is mapped, and which has no context.
+    /// Creates the tables of an address space without mappings and without a context.
     ///
     /// # Errors
     ///
@@ -369,7 +369,7 @@ impl PageTable {
         )
     }
 
-    /// Returns the number of the context, while the caller has [`Entered`] it.
+    /// Returns the number of the context while the caller has [`Entered`] it.
     pub(crate) fn number(&self) -> u32 {
         self.number.load(Relaxed)
     }
@@ -379,12 +379,12 @@ impl PageTable {
         self.number.store(number, Relaxed);
     }
 
-    /// Gets a context, for a job that begins. May evict that of another address space, and wait for
-    /// the device.
+    /// Gets a context for a job about to begin. May evict the context of another address space and
+    /// wait for the device.
     ///
     /// # Errors
     ///
-    /// Those of [`Contexts::enter`], and `ENODEV` if the address space has ended.
+    /// The errors of [`Contexts::enter`]. `ENODEV` if the address space has ended.
     pub(crate) fn enter(self: &Arc<Self>) -> Result<Entered> {
         let tree = self.tree.lock();
         let root = tree.as_ref().ok_or(ENODEV)?.root.words.address(0);
@@ -400,13 +400,13 @@ impl PageTable {
         }
     }
 
-    /// Makes the tables for a mapping, which holds them until [`Self::release`].
+    /// Creates the tables for a mapping. The mapping holds them until [`Self::release`].
     ///
-    /// Must be called by one task at a time, and with no reservation held.
+    /// Must be called by one task at a time and with no reservation held.
     ///
     /// # Errors
     ///
-    /// - `ENOSPC` if it would need too many tables, `ENOMEM` if memory runs out.
+    /// - `ENOSPC` if the mapping would need too many tables. `ENOMEM` if memory runs out.
     /// - `ENODEV` after the driver was unbound.
     pub(crate) fn prepare(&self, dev: &Device<Bound>, va: &Range<u64>) -> Result {
         let mut freed = self.freed(va)?;
@@ -442,9 +442,9 @@ impl PageTable {
         }
     }
 
-    /// Makes a part of a mapping hold its tables by itself, when the mapping is split.
+    /// Makes a part of a split mapping hold its tables by itself.
     pub(crate) fn share(&self, va: &Range<u64>) {
-        // Fails only if the address space has ended; it has no tables then.
+        // Fails only if the address space has ended. It then has no tables.
         let _ = self.with(|tree| {
             slots(va).for_each(|slot| {
                 let _ = tree.hold(slot);
@@ -453,7 +453,7 @@ impl PageTable {
         });
     }
 
-    /// Returns a list with room for all tables that may be freed when mappings in `va` end.
+    /// Returns a list with room for all tables possibly freed at the end of mappings in `va`.
     ///
     /// # Errors
     ///
@@ -464,7 +464,7 @@ impl PageTable {
         Ok(Freed(KVVec::with_capacity(most, GFP_KERNEL)?))
     }
 
-    /// Releases the tables of a mapping whose entries are cleared. The caller must call
+    /// Releases the tables of a mapping with cleared entries. The caller must call
     /// [`Self::invalidate`] before [`Self::free`].
     pub(crate) fn release(&self, va: &Range<u64>, freed: &mut Freed) {
         // As in `share()`.
@@ -474,8 +474,8 @@ impl PageTable {
         });
     }
 
-    /// Frees the memory of tables, unless `invalidated`, the result of the invalidation, says that
-    /// the device may still read it. In that case it is freed after a reset of the device.
+    /// Frees the memory of tables. `invalidated` is the result of the invalidation. If the device
+    /// may still read the tables after it, the memory is freed after a reset of the device.
     pub(crate) fn free(&self, freed: Freed, invalidated: Result) {
         if !freed.0.is_empty() {
             self.contexts.take_back_tables(freed, invalidated);
@@ -488,7 +488,7 @@ impl PageTable {
         let _ = self.with(|tree| tree.clear(va));
     }
 
-    /// Ends the address space: the device reaches no memory through it when this returns. Sleeps.
+    /// Ends the address space. The device reaches no memory through it when this returns. Sleeps.
     pub(crate) fn end(&self) {
         let mut tree = self.tree.lock();
         let Some(tables) = tree.take() else {
@@ -502,7 +502,7 @@ impl PageTable {
     }
 }
 
-/// The right of a job to use the context of its address space, until it is dropped.
+/// The right of a job to use the context of its address space until this is dropped.
 pub(crate) struct Entered(Arc<PageTable>);
 
 impl Drop for Entered {

@@ -1,48 +1,48 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The recovery of a device that hangs or fails.
+//! The recovery of a hung or failed device.
 //!
-//! 1. A ring that is stuck, or has stopped with an error, is reset.
-//! 2. The whole device is reset if the reset of a ring is not completed, or if the ring was stuck
-//!    [`LIMIT`] times in a row and reached no fence in between. (After a reset of a ring its
-//!    first entry is a fence of the driver, so a ring that completes nothing is not stuck because
-//!    of a job.) Then rings, status page and table of contexts are set up again. VRAM and the
-//!    aperture keep their content. The jobs that were in a ring end with an error.
-//!    The whole device is also reset if it has not completed an invalidation, before the next job
-//!    of the compute engine, or the next window.
-//! 3. If that does not help either, the device is *wedged*: bus mastering is turned off, so that
-//!    the device writes to no memory, and then all jobs end with `EIO`, also those that are queued
-//!    later. The objects in VRAM are lost. Binding the driver again may help.
+//! 1. A ring is reset if it is stuck or has stopped with an error.
+//! 2. The whole device is reset if the reset of a ring is not completed. It is also reset if the
+//!    ring was stuck [`LIMIT`] times in a row and reached no fence in between. (The first entry
+//!    after a reset of a ring is a fence of the driver. So if the ring completes nothing, no job is
+//!    to blame.) Then the rings, the status page and the table of contexts are set up again. VRAM
+//!    and the aperture keep their content. The jobs in a ring end with an error. After a failed
+//!    invalidation the whole device is also reset, before the next job of the compute engine or the
+//!    next window.
+//! 3. If this does not help either, the device is *wedged*. Bus mastering is turned off, so the
+//!    device writes to no memory. Then all jobs end with `EIO`, also jobs queued later. The objects
+//!    in VRAM are lost. Binding the driver again may help.
 //!
-//! A device that does not answer any more is *gone*, which is the same with `ENODEV`.
+//! If the device does not answer any more, it is *gone*. The same is done with `ENODEV`.
 //!
-//! A reset by the PCI core, such as through `reset` in sysfs, is a reset of the device. A fatal error
-//! of its link is not: the device cannot be stopped for the reset that follows, and VRAM does not
-//! survive it. So the device is given up as well, and the driver has to be bound again.
+//! A reset by the PCI core, through `reset` in sysfs for example, is a reset of the device. A fatal
+//! error of its link is not: the device cannot be stopped for the reset after the error and VRAM
+//! does not survive this reset. So the device is given up as well and the driver must be bound
+//! again.
 //!
-//! When the system sleeps the device loses its state and the content of VRAM. The queues are *held*
-//! before: jobs that have begun go on, others wait. When the rings are empty the device is stopped
-//! as for a reset by the PCI core, and ceases to be a bus master. It is set up after that as after
-//! a reset, and the jobs that have waited begin. What was in VRAM is moved or saved before, see
-//! [`Reporter::save_vram`], which waits for all jobs that use it. So none of those that have waited
-//! needs what is put back after they begin. Only a copy can be left that reads VRAM of an object
-//! that was freed: it fails with `EIO`.
+//! When the system sleeps, the device loses its state and the content of VRAM. The queues are
+//! *held* before: begun jobs go on and others wait. When the rings are empty, the device is stopped
+//! as for a reset by the PCI core and ceases to be a bus master. Later it is set up as after a
+//! reset and the waiting jobs begin. The content of VRAM is moved or saved before the sleep, see
+//! [`Reporter::save_vram`]. This step waits for all jobs using the content, so none of the waiting
+//! jobs needs content restored after they begin. Only a copy from the VRAM of a freed object can be
+//! left: it fails with `EIO`.
 //!
-//! Each reset of the device begins a new *epoch* when it is done. A ring remembers the epoch in
-//! which its entries were written, and compares it with [`Recovery::epoch`]: if they differ, the
-//! device has forgotten the entries. A doorbell is for one epoch, too, because a ring counts from 0
-//! after a reset.
+//! Each reset of the device begins a new *epoch* when it is done. A ring remembers the epoch of its
+//! entries and compares it with [`Recovery::epoch`]. If they differ, the device has forgotten the
+//! entries. A doorbell is also for one epoch because a ring counts from 0 after a reset.
 //!
 //! # Locking
 //!
-//! One mutex for resets and doorbells. It is inside of the mutex of a ring, and outside of the
-//! mutex of [`Invalidator`](crate::invalidate::Invalidator). It is taken in the path that leads to
-//! the signal of a fence: nothing is allocated while it is held, and no fence waited for. Readers
-//! of the state take no lock.
+//! One mutex for resets and doorbells. It is inside of the mutex of a ring and outside of the mutex
+//! of [`Invalidator`](crate::invalidate::Invalidator). It is taken in the path to the signal of a
+//! fence: while it is held, nothing is allocated and no fence is waited for. Readers of the state
+//! take no lock.
 //!
-//! Resets by userspace do not begin while processes are frozen, but the detection of a fatal error
-//! may come while the system goes to sleep: the mutex serializes them. It also guards `is_paused`,
-//! so that this driver does not reset a device that is stopped.
+//! Resets by userspace do not begin while processes are frozen. A fatal error may still be detected
+//! while the system goes to sleep: the mutex serializes the two. It also guards `is_paused`, so
+//! this driver does not reset a stopped device.
 
 use kernel::{
     device::Device,
@@ -82,18 +82,18 @@ use crate::{
     MODULE, //
 };
 
-/// How often in a row a ring is found stuck until the whole device is reset.
+/// How often in a row a ring is found stuck before the whole device is reset.
 const LIMIT: u32 = 3;
 
-/// How many resets of the device a ring may cause without a completed entry in between.
+/// The maximum number of device resets caused by a ring without a completed entry in between.
 const DEVICE_LIMIT: u32 = 2;
 
 /// What was reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reset {
-    /// The ring: the fence in the status page tells which submissions were done.
+    /// The ring. The fence in the status page shows the submissions done.
     Ring,
-    /// The whole device, by this driver or by the PCI core: the entries of the ring are lost.
+    /// The whole device, by this driver or by the PCI core. The entries of the ring are lost.
     Device,
 }
 
@@ -119,38 +119,38 @@ pub(crate) struct Recovery {
     vram: Arc<Allocator>,
     dev: ARef<Device>,
     pub(crate) reporter: Reporter,
-    /// Limits the reports of resets of rings, which a client can cause as often as it likes.
+    /// Limits the reports of ring resets because a client can cause these as often as it likes.
     #[pin]
     pub(crate) limit: RateLimit,
-    /// Populated when all memory that the device accesses is allocated.
+    /// Populated when all memory accessed by the device is allocated.
     master: SetOnce<BusMaster>,
     epoch: Atomic<u64>,
-    /// The error number with which all jobs end, or 0.
+    /// The error number that all jobs end with, or 0.
     closed: Atomic<i32>,
-    /// The PCI core resets the device, or the device sleeps. Changes with the lock held.
+    /// The device is stopped for a reset by the PCI core or sleeps. Changes with the lock held.
     is_paused: Atomic<bool>,
-    /// No job begins, because the system is about to sleep.
+    /// No job begins because the system is about to sleep.
     is_held: Atomic<bool>,
-    /// How often the device was stopped for a sleep, in which VRAM may lose its content.
+    /// How often the device was stopped for a sleep. VRAM may lose its content in a sleep.
     sleeps: Atomic<u64>,
-    /// How often each ring was reset, alone or with the device.
+    /// How often each ring was reset alone or with the device.
     resets: [Atomic<u64>; RINGS],
-    /// How often each ring was found stuck since one of its entries was done last.
+    /// How often each ring was found stuck since it last completed an entry.
     stuck: [Atomic<u32>; RINGS],
-    /// How often the device was reset because of each ring since one of its entries was done last.
+    /// How often each ring caused a reset of the device since it last completed an entry.
     device_stuck: [Atomic<u32>; RINGS],
     #[pin]
     state: Mutex<State>,
 }
 
-/// The right to write entries and to ring doorbells: the device is not reset meanwhile.
+/// The right to write entries and to ring doorbells. The device is not reset meanwhile.
 pub(crate) struct Doorbells<'a> {
     recovery: &'a Recovery,
     _state: MutexGuard<'a, State>,
 }
 
 impl Doorbells<'_> {
-    /// Rings the doorbell of a ring, of which `written` entries were written.
+    /// Rings the doorbell of a ring. `written` is its number of written entries.
     ///
     /// # Errors
     ///
@@ -161,7 +161,7 @@ impl Doorbells<'_> {
 }
 
 impl Recovery {
-    /// Takes over a device that was just reset, and writes the addresses of its memory to it.
+    /// Takes over a device after a reset and writes the addresses of its memory to it.
     ///
     /// # Errors
     ///
@@ -206,17 +206,17 @@ impl Recovery {
         )
     }
 
-    /// Takes the bus mastering of the device, whose memory is all allocated by now.
+    /// Takes the bus mastering of the device. The memory of the device is all allocated by now.
     pub(crate) fn start(&self, master: BusMaster) {
         self.master.populate(master);
     }
 
-    /// Sets the location of a ring, which begins with its first entry, now and after each reset of
-    /// the device.
+    /// Sets the location of a ring, now and after each reset of the device. The ring begins with
+    /// its first entry.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is no such ring, `ENODEV` if the driver is unbound.
+    /// `EINVAL` if there is no such ring. `ENODEV` if the driver is unbound.
     pub(crate) fn set_ring(&self, ring: usize, address: u64, entries: u32) -> Result {
         let mut state = self.state.lock();
 
@@ -230,14 +230,14 @@ impl Recovery {
         self.epoch.load(Acquire)
     }
 
-    /// Returns how often a ring was reset, alone or with the device.
+    /// Returns how often a ring was reset alone or with the device.
     pub(crate) fn resets(&self, ring: usize) -> u64 {
         self.resets
             .get(ring)
             .map_or(0, |resets| resets.load(Relaxed))
     }
 
-    /// Returns the error with which all jobs end, if the device is wedged or gone.
+    /// Returns the error that all jobs end with if the device is wedged or gone.
     pub(crate) fn closed(&self) -> Option<Error> {
         match self.closed.load(Acquire) {
             0 => None,
@@ -245,7 +245,7 @@ impl Recovery {
         }
     }
 
-    /// Takes note that a ring has done an entry: it is not stuck.
+    /// Notes that a ring has completed an entry and so is not stuck.
     pub(crate) fn progress(&self, ring: usize) {
         for counts in [&self.stuck, &self.device_stuck] {
             if let Some(count) = counts.get(ring) {
@@ -255,7 +255,7 @@ impl Recovery {
     }
 
     /// Returns the right to write entries to rings and to ring their doorbells, or [`None`] if
-    /// `epoch` has ended. Waits for a reset that another task does.
+    /// `epoch` has ended. Waits for a reset by another task.
     pub(crate) fn doorbells(&self, epoch: u64) -> Option<Doorbells<'_>> {
         let is_over = || self.is_paused() || self.epoch() != epoch;
 
@@ -269,7 +269,7 @@ impl Recovery {
         })
     }
 
-    /// Determines whether jobs begin, which is to say whether their first entries are written.
+    /// Sets whether jobs are held. The first entries of a held job are not written.
     pub(crate) fn set_held(&self, is_held: bool) {
         self.is_held.store(is_held, Relaxed);
     }
@@ -279,25 +279,25 @@ impl Recovery {
         self.is_held.load(Relaxed)
     }
 
-    /// Returns how often the device was stopped for a sleep, in which VRAM may lose its content.
+    /// Returns how often the device was stopped for a sleep. VRAM may lose its content in a sleep.
     pub(crate) fn sleeps(&self) -> u64 {
         self.sleeps.load(Relaxed)
     }
 
-    /// Returns whether the PCI core resets the device, or the device sleeps, so that no entry must
-    /// be written to a ring.
+    /// Returns whether the device is stopped for a reset by the PCI core or sleeps. No entry must
+    /// then be written to a ring.
     pub(crate) fn is_paused(&self) -> bool {
         self.is_paused.load(Acquire)
     }
 
-    /// Resets a ring that was last written to in `epoch`. The ring does no DMA when this returns,
-    /// also in case of an error. Sleeps.
+    /// Resets a ring last written to in `epoch`. The ring does no DMA when this returns, even after
+    /// an error. Sleeps.
     ///
-    /// `is_stuck` says that the ring makes no progress, and has not stopped with an error.
+    /// `is_stuck` is set if the ring makes no progress and has not stopped with an error.
     ///
     /// # Errors
     ///
-    /// `EIO` if the device is wedged by now, `ENODEV` if it is gone.
+    /// `EIO` if the device is wedged by now. `ENODEV` if it is gone.
     pub(crate) fn reset_ring(&self, ring: usize, epoch: u64, is_stuck: bool) -> Result<Reset> {
         let mut state = self.state.lock();
 
@@ -342,7 +342,7 @@ impl Recovery {
             .map(|()| Reset::Device)
     }
 
-    /// Returns whether the device has to be reset, because it has not completed an invalidation.
+    /// Returns whether the device must be reset because it has not completed an invalidation.
     pub(crate) fn is_stale(&self) -> bool {
         self.contexts.invalidator().is_broken()
             && self.closed().is_none()
@@ -350,13 +350,14 @@ impl Recovery {
             && module_parameters::invalidate_reset.value() != 0
     }
 
-    /// Returns how often the whole device was reset, for [`Self::was_stale`].
+    /// Returns how often the whole device was reset. See [`Self::was_stale`].
     pub(crate) fn device_resets(&self) -> u64 {
         self.contexts.invalidator().resets()
     }
 
-    /// Returns whether an error may come from an invalidation that was not done, which a reset
-    /// mends: the device has to be reset, or was reset since the count was `resets`.
+    /// Returns whether an error may come from a failed invalidation. This is so if the device must
+    /// be reset or was reset since the count was `resets`. Such a reset repairs the cause of the
+    /// error.
     pub(crate) fn was_stale(&self, resets: u64) -> bool {
         self.is_stale() || self.device_resets() != resets
     }
@@ -368,16 +369,16 @@ impl Recovery {
         }
         let mut state = self.state.lock();
 
-        // Another task may have done it.
+        // Another task may have done the reset.
         if self.is_stale() {
-            // If it fails, the device is wedged or gone.
+            // If the reset fails, the device is wedged or gone.
             let _ = self.reset_device(&mut state, None);
         }
     }
 
-    /// Resets the whole device, because of the ring `cause` if there is one, and sets it up again.
-    /// If that fails, the device is wedged, and so it is if the last resets have not helped that
-    /// ring.
+    /// Resets the whole device and sets it up again. `cause` is the ring to blame, if there is one.
+    /// If the reset fails, the device is wedged. It is also wedged if the last resets have not
+    /// helped this ring.
     fn reset_device(&self, state: &mut State, cause: Option<usize>) -> Result {
         let may_help = cause
             .and_then(|ring| self.device_stuck.get(ring))
@@ -402,7 +403,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Resets the device, and writes the addresses of all memory to it. Jobs are begun in the next
+    /// Resets the device and writes the addresses of all memory to it. Jobs begin in the next
     /// epoch.
     fn set_up(&self, state: &State) -> Result {
         self.contexts.invalidator().reset(self.aperture.len(), || {
@@ -422,7 +423,8 @@ impl Recovery {
         Ok(())
     }
 
-    /// Gives the device up, because of the error of a reset. Returns the error of all jobs.
+    /// Gives the device up because of the error of a reset. Returns the error that all jobs end
+    /// with.
     fn give_up(&self, error: Error) -> Error {
         if error == ENODEV || self.regs.is_gone() {
             self.gone()
@@ -431,21 +433,20 @@ impl Recovery {
         }
     }
 
-    /// Makes all jobs that are in the rings end with an error. The device does no DMA for them any
-    /// more.
+    /// Makes all jobs in the rings end with an error. The device does no DMA for them any more.
     fn end_epoch(&self) {
         self.epoch.fetch_add(1, Release);
     }
 
-    /// Ends the access of the device to memory.
+    /// Ends the device's access to memory.
     fn end_dma(&self) {
         if let Some(master) = self.master.as_ref() {
             master.end();
         }
     }
 
-    /// Ends the access of the device to memory, and then ends all jobs with `error`. Returns
-    /// whether that was not done before.
+    /// Ends the device's access to memory and then ends all jobs with `error`. Returns whether this
+    /// was the first time.
     fn close(&self, error: Error) -> bool {
         self.end_dma();
         self.contexts.invalidator().end();
@@ -455,7 +456,7 @@ impl Recovery {
         ret.is_ok()
     }
 
-    /// Declares the device wedged, because a reset of it was not completed.
+    /// Declares the device wedged because a reset of it was not completed.
     fn wedge(&self, why: Error) -> Error {
         self.close(EIO);
         dev_err!(
@@ -467,13 +468,13 @@ impl Recovery {
         EIO
     }
 
-    /// Returns whether the device does not answer any more. Returns false while the PCI core resets
-    /// the device, when it may not answer either.
+    /// Returns whether the device does not answer any more. Returns false during a reset by the PCI
+    /// core because the device may be silent then.
     pub(crate) fn is_gone(&self) -> bool {
         !self.is_paused() && self.regs.is_gone()
     }
 
-    /// Takes note that the device does not answer any more. Returns `ENODEV`.
+    /// Gives the device up because it does not answer any more. Returns `ENODEV`.
     pub(crate) fn gone(&self) -> Error {
         if self.close(ENODEV) {
             self.reporter.tell(Event::Gone);
@@ -481,13 +482,13 @@ impl Recovery {
         ENODEV
     }
 
-    /// Gives the device up because its link has failed: if it answers again, then after a reset in
-    /// which VRAM loses its content. The driver does not access the device when this returns.
-    /// Sleeps.
+    /// Gives the device up because its link has failed. If it answers again, a reset has come in
+    /// between and VRAM has lost its content. The driver does not access the device when this
+    /// returns. Sleeps.
     pub(crate) fn link_failed(&self) {
         let _state = self.state.lock();
 
-        // Nor does it check whether the device is gone.
+        // The driver does not check whether the device is gone either.
         self.is_paused.store(true, Release);
         if self.close(EIO) {
             dev_err!(self.dev, "the link to the device has failed\n");
@@ -495,14 +496,14 @@ impl Recovery {
         }
     }
 
-    /// Stops the device for a reset by the PCI core, until [`Self::resume`]. The device does no DMA
-    /// when this returns, and the driver does not access it but to check whether it is gone.
-    /// Sleeps.
+    /// Stops the device for a reset by the PCI core until [`Self::resume`]. When this returns, the
+    /// device does no DMA and the driver only accesses it to check whether it is gone. Sleeps.
     pub(crate) fn pause(&self) {
         self.stop(&mut self.state.lock());
     }
 
-    /// Does nothing to a device that was given up, which the driver does not access.
+    /// Stops the device. Does nothing to a device given up before because the driver does not
+    /// access it.
     fn stop(&self, _state: &mut State) {
         if self.closed().is_some() {
             return;
@@ -520,11 +521,11 @@ impl Recovery {
         }
     }
 
-    /// Sets up the device that the PCI core has reset. Sleeps.
+    /// Sets up the device after a reset by the PCI core. Sleeps.
     ///
     /// # Errors
     ///
-    /// `EIO` if it is wedged, `ENODEV` if it is gone.
+    /// `EIO` if it is wedged. `ENODEV` if it is gone.
     pub(crate) fn resume(&self) -> Result {
         let mut state = self.state.lock();
 
@@ -535,14 +536,13 @@ impl Recovery {
             times.store(0, Relaxed);
         }
         let ret = self.reset_device(&mut state, None);
-        // The flag is cleared last, because entries that are written before belong to the old
-        // epoch.
+        // The flag is cleared last because entries written before belong to the old epoch.
         self.is_paused.store(false, Release);
         ret
     }
 
-    /// As [`Self::pause`], for a device that is about to lose its state and the content of VRAM,
-    /// until [`Self::wake`]. It is no bus master when this returns.
+    /// Like [`Self::pause`] for a device about to lose its state and the content of VRAM, until
+    /// [`Self::wake`]. The device is no bus master when this returns.
     pub(crate) fn sleep(&self) {
         let mut state = self.state.lock();
 
@@ -550,12 +550,12 @@ impl Recovery {
         self.end_dma();
     }
 
-    /// Sets up the device that has slept, unless it was given up before. Jobs may begin when this
+    /// Sets up the device after a sleep unless it was given up before. Jobs may begin when this
     /// returns. Sleeps.
     ///
     /// # Errors
     ///
-    /// `EIO` if it is wedged by now, `ENODEV` if it is gone.
+    /// `EIO` if it is wedged by now. `ENODEV` if it is gone.
     pub(crate) fn wake(&self) -> Result {
         let state = self.state.lock();
 
@@ -573,13 +573,13 @@ impl Recovery {
             master.resume();
         }
         let ret = self.set_up(&state).map_err(|e| self.give_up(e));
-        // The flags are cleared last, as in `resume()`.
+        // The flags are cleared last as in `resume()`.
         self.set_held(false);
         self.is_paused.store(false, Release);
         ret
     }
 
-    /// Resets the device for the last time: it accesses no memory when this returns. Sleeps.
+    /// Resets the device for the last time. It accesses no memory when this returns. Sleeps.
     pub(crate) fn shutdown(&self) {
         let _state = self.state.lock();
 

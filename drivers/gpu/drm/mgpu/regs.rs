@@ -2,10 +2,10 @@
 
 //! The registers.
 //!
-//! An access takes long, because it leaves the virtual machine, so the driver reads the status page
-//! instead where it can. Registers can be accessed until the driver is unbound; reads of a device
-//! that is gone return all ones. A register of 64 bits is two of 32 bits, of which the lower half
-//! comes first.
+//! An access takes long because it leaves the virtual machine, so the driver reads the status page
+//! instead where it can. Registers can be accessed until the driver is unbound. If the device is
+//! gone, reads return all ones. A register of 64 bits is two of 32 bits. The lower half comes
+//! first.
 
 use kernel::{
     io::{
@@ -25,13 +25,13 @@ use kernel::{
 
 use crate::MODULE;
 
-/// The BAR that has the registers.
+/// The BAR of the registers.
 const BAR: u32 = 0;
 
-/// How many bytes of the BAR are used.
+/// The number of used bytes of the BAR.
 const SIZE: usize = 0x1000;
 
-/// How many rings the device has.
+/// The number of rings.
 pub(crate) const RINGS: usize = 2;
 
 /// How long a reset may take.
@@ -52,17 +52,17 @@ register! {
     CONTEXT_TABLE(u32)[2] @ 0x028 {}
     /// The first address of the next invalidation.
     INVALIDATE_START(u32)[2] @ 0x030 {}
-    /// How many bytes the next invalidation covers.
+    /// The number of bytes of the next invalidation.
     INVALIDATE_SIZE(u32)[2] @ 0x038 {}
     /// The context of the next invalidation.
     INVALIDATE_CONTEXT(u32) @ 0x040 {}
     /// Starts the invalidation, with its number.
     INVALIDATE(u32) @ 0x044 {}
-    /// A bit for each ring, and one for the whole device.
+    /// A bit for each ring and one for the whole device.
     RESET(u32) @ 0x048 {}
     /// Requests an error.
     INJECT(u32) @ 0x04c {}
-    /// How many rules of the interface the driver has broken.
+    /// The number of interface rules broken by the driver.
     REPORTS(u32) @ 0x050 {}
     /// Makes the device check for broken rules.
     CHECK(u32) @ 0x054 {}
@@ -70,13 +70,13 @@ register! {
     RING_BASE_LOW(u32)[2, stride = 0x20] @ 0x100 {}
     /// The upper half of the bus address of a ring.
     RING_BASE_HIGH(u32)[2, stride = 0x20] @ 0x104 {}
-    /// How many entries a ring has.
+    /// The number of entries of a ring.
     RING_ENTRIES(u32)[2, stride = 0x20] @ 0x108 {}
-    /// How many entries of a ring were written so far.
+    /// The number of entries written to a ring so far.
     RING_DOORBELL(u32)[2, stride = 0x20] @ 0x10c {}
 }
 
-/// How many registers a dump has.
+/// The number of registers in a dump.
 pub(crate) const SHOWN: usize = 10;
 
 /// The value of [`ID`].
@@ -90,7 +90,7 @@ macro_rules! write64 {
     ($bar:expr, $register:ident, $value:expr) => {{
         let value: u64 = $value;
 
-        // CAST: The lower half, and the upper one.
+        // CAST: The lower half and the upper one.
         $bar.write($register::at(0), $register::from(value as u32));
         $bar.write($register::at(1), $register::from((value >> 32) as u32));
     }};
@@ -112,7 +112,7 @@ impl Regs {
     ///
     /// # Errors
     ///
-    /// - `ENODEV` if it is another device, or has another version of the interface.
+    /// - `ENODEV` for another device or another version of the interface.
     /// - Those of [`pci::Device::iomap_region_sized`].
     pub(crate) fn new(pdev: &pci::Device<kernel::device::Bound>) -> Result<Self> {
         let bar = pdev.iomap_region_sized::<SIZE>(BAR, MODULE)?;
@@ -148,7 +148,7 @@ impl Regs {
         })
     }
 
-    /// Sets the location of a ring, which begins with its first entry.
+    /// Sets the location of a ring. The ring begins with its first entry.
     pub(crate) fn set_ring(&self, ring: usize, base: u64, entries: u32) -> Result {
         let (low, high, len) = (
             RING_BASE_LOW::try_at(ring).ok_or(EINVAL)?,
@@ -157,21 +157,21 @@ impl Regs {
         );
 
         self.with(|bar| {
-            // CAST: The lower half, and the upper one.
+            // CAST: The lower half and the upper one.
             bar.write(low, RING_BASE_LOW::from(base as u32));
             bar.write(high, RING_BASE_HIGH::from((base >> 32) as u32));
             bar.write(len, RING_ENTRIES::from(entries));
         })
     }
 
-    /// Rings the doorbell of a ring, of which `written` entries were written so far.
+    /// Rings the doorbell of a ring. `written` is its number of entries written so far.
     pub(crate) fn ring_doorbell(&self, ring: usize, written: u32) -> Result {
         let at = RING_DOORBELL::try_at(ring).ok_or(EINVAL)?;
 
         self.with(|bar| bar.write(at, RING_DOORBELL::from(written)))
     }
 
-    /// Makes the device invalidate translations, and then write `number` to the status page.
+    /// Makes the device invalidate translations and then write `number` to the status page.
     ///
     /// Must be called by one task at a time.
     pub(crate) fn invalidate(&self, context: u32, start: u64, size: u64, number: u32) -> Result {
@@ -183,11 +183,12 @@ impl Regs {
         })
     }
 
-    /// Resets a ring, which does no DMA after a success. Sleeps.
+    /// Resets a ring. The ring does no DMA after a success. Sleeps.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device is gone, or its driver unbound, and `ETIMEDOUT`.
+    /// `ENODEV` if the device is gone or its driver unbound. `ETIMEDOUT` if the reset takes too
+    /// long.
     pub(crate) fn reset_ring(&self, ring: usize) -> Result {
         self.reset(1 << ring)
     }
@@ -218,8 +219,7 @@ impl Regs {
         }
     }
 
-    /// Returns the names and the values of the registers that help to find out why a device hangs
-    /// or fails.
+    /// Returns the names and the values of registers for finding the cause of a hang or failure.
     ///
     /// # Errors
     ///
@@ -261,7 +261,7 @@ impl Regs {
         self.with(|bar| bar.write_reg(INJECT::from(value)))
     }
 
-    /// Returns how many rules of the interface the driver has broken so far.
+    /// Returns the number of interface rules broken by the driver so far.
     pub(crate) fn reports(&self) -> Result<u32> {
         self.with(|bar| {
             bar.write_reg(CHECK::from(1));

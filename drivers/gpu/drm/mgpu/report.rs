@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The reports of a failure of the device to userspace: an event, and a dump.
+//! Reports of a device failure to userspace: an event and a dump.
 //!
-//! Both allocate memory, which is not allowed in the path that ends jobs. So the code that detects
-//! a failure takes a [`Snapshot`], whose memory was allocated before, and a worker does the rest:
+//! Both allocate memory. This is not allowed in the path that ends jobs, so the code detecting a
+//! failure takes a [`Snapshot`] into memory allocated before and a worker does the rest:
 //!
-//! - a dump by [`kernel::devcoredump`], of the first failure. There is one dump at a time;
+//! - a dump of the first failure by [`kernel::devcoredump`]. There is one dump at a time;
 //! - an event by [`kernel::drm::Device::wedged_event`], also for each reset of a ring, as amdgpu
 //!   does;
-//! - after a reset of the device, VRAM that could not be cleared may be allocated again, and so may
-//!   the numbers and the page tables of address spaces that the device may have used until then;
+//! - after a reset of the device, VRAM that could not be cleared may be allocated again. So may the
+//!   numbers and the page tables of address spaces that the device may have used until then;
 //! - if the device is wedged or gone, the objects in VRAM lose their content.
 //!
-//! A ring is reset for each job that faults, without a timeout in between, so a client can cause
-//! resets as often as it likes: the log, the dump and the event report at most ten of them in five
-//! seconds. Resets of the whole device are always reported.
+//! A ring is reset for each job with a fault and without a timeout in between. So a client can
+//! cause resets as often as it likes: the log, the dump and the event report at most ten of them in
+//! five seconds. Resets of the whole device are always reported.
 //!
 //! # Locking
 //!
-//! One mutex, which comes after all others and is held for a moment only.
+//! One mutex, taken after all others and held for a moment only.
 
 use kernel::{
     devcoredump,
@@ -60,15 +60,15 @@ use crate::{
     }, //
 };
 
-/// How many words of a ring a snapshot has, how many jobs, and how many queues with jobs that wait.
+/// The numbers of ring words, of jobs and of queues with waiting jobs in a snapshot.
 const ENTRIES: usize = 512;
 const JOBS: usize = 16;
 const QUEUES: usize = 32;
 
-/// How long a reset by the PCI core waits for importers and for moves.
+/// How long a reset by the PCI core waits for importers and moves.
 const EVICTION: Delta = Delta::from_secs(2);
 
-/// How many words an entry has.
+/// The number of words in an entry.
 const ENTRY: usize = 8;
 
 /// An event, from the least to the most severe one.
@@ -80,13 +80,13 @@ pub(crate) enum Event {
     Reset,
     /// VRAM has lost its content. Another event follows.
     Lost,
-    /// The device is wedged, or its slot was reset.
+    /// The device is wedged or its slot was reset.
     Wedged,
     /// The device does not answer any more.
     Gone,
 }
 
-/// The state of a job that was given to the ring.
+/// The state of a job given to the ring.
 #[derive(Clone, Copy)]
 pub(crate) struct JobState {
     pub(crate) bytes: u64,
@@ -94,7 +94,7 @@ pub(crate) struct JobState {
     pub(crate) is_begun: bool,
 }
 
-/// The state of a device at the time of a failure of one of its rings.
+/// The state of a device when one of its rings failed.
 pub(crate) struct Snapshot {
     ring: usize,
     error: Error,
@@ -143,8 +143,8 @@ impl Snapshot {
         self.queues = [None; QUEUES];
     }
 
-    /// Copies the entries of a ring, how many entries were written since its reset, and the numbers
-    /// of the last submission and of the last one that is done.
+    /// Copies the entries of a ring and the number of entries written since its reset. Also copies
+    /// the numbers of the last submission and of the last completed one.
     pub(crate) fn set_ring(
         &mut self,
         entries: impl Iterator<Item = u64>,
@@ -161,14 +161,14 @@ impl Snapshot {
         self.reached = reached;
     }
 
-    /// Copies the states of the jobs that were given to the ring, in their order.
+    /// Copies the states of the jobs given to the ring in their order.
     pub(crate) fn set_jobs(&mut self, jobs: impl Iterator<Item = JobState>) {
         for (to, job) in self.jobs.iter_mut().zip(jobs) {
             *to = Some(job);
         }
     }
 
-    /// Returns the place for the jobs that wait in the queues of the ring.
+    /// Returns the place for the waiting jobs in the queues of the ring.
     pub(crate) fn queues(&mut self) -> &mut [Option<WaitingJobs>] {
         &mut self.queues
     }
@@ -236,14 +236,14 @@ impl fmt::Display for Snapshot {
     }
 }
 
-/// The state that the worker handles.
+/// The state handled by the worker.
 struct Todo {
     snapshot: Option<KBox<Snapshot>>,
     /// Memory for the next snapshot.
     spare: Option<KBox<Snapshot>>,
-    /// The most severe event since the worker ran last.
+    /// The most severe event since the last run of the worker.
     event: Option<Event>,
-    /// The DRM device, from before it is registered until it is unplugged.
+    /// The DRM device from before its registration until it is unplugged.
     card: Option<ARef<card::Device>>,
 }
 
@@ -286,7 +286,7 @@ impl WorkItem for Report {
     }
 }
 
-/// Handles an event: releases or loses VRAM, and sends the event to userspace.
+/// Handles an event: releases or loses VRAM and sends the event to userspace.
 fn handle(card: &card::Device, event: Event) {
     let recovery = match event {
         Event::RingReset => WedgeRecovery::Nothing,
@@ -306,7 +306,7 @@ fn handle(card: &card::Device, event: Event) {
         }
     };
 
-    // It fails if the device was unplugged meanwhile, or if memory runs out.
+    // It fails if the device was unplugged meanwhile or memory runs out.
     let _ = card.wedged_event(&[recovery]);
 }
 
@@ -318,7 +318,7 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Makes the reporter of a device.
+    /// Creates the reporter of a device.
     ///
     /// # Errors
     ///
@@ -348,7 +348,7 @@ impl Reporter {
         })
     }
 
-    /// Sets the DRM device, from before it is registered.
+    /// Sets or clears the DRM device. It is set before its registration.
     pub(crate) fn set_card(&self, card: Option<ARef<card::Device>>) {
         let old = core::mem::replace(&mut self.report.todo.lock().card, card);
 
@@ -359,15 +359,15 @@ impl Reporter {
         self.report.todo.lock().card.clone()
     }
 
-    /// Takes VRAM out of the sight of processes and importers, as far as that can be done within
-    /// two seconds. Does nothing while no DRM device is registered. Sleeps.
+    /// Hides VRAM from processes and importers, as far as possible within two seconds. Does nothing
+    /// while no DRM device is registered. Sleeps.
     pub(crate) fn begin_reset(&self) {
         let Some(card) = self.card() else {
             return;
         };
 
         match card.ttm.begin_reset(EVICTION) {
-            // The DRM device was unplugged meanwhile, and with it all importers.
+            // The DRM device was unplugged meanwhile and all importers are gone with it.
             Err(e) if e == ENODEV => (),
             Ok(()) => (),
             Err(e) => dev_info!(
@@ -385,12 +385,12 @@ impl Reporter {
         }
     }
 
-    /// Moves what is in VRAM to system memory, or saves it, before VRAM loses its content. Does
-    /// nothing while no DRM device is registered. Sleeps.
+    /// Moves the content of VRAM to system memory or saves it before VRAM loses it. Does nothing
+    /// while no DRM device is registered. Sleeps.
     ///
     /// # Errors
     ///
-    /// Those of [`kernel::drm::gem::ttm::Device::suspend`]. VRAM must keep its content then.
+    /// The errors of [`kernel::drm::gem::ttm::Device::suspend`]. VRAM must then keep its content.
     pub(crate) fn save_vram(&self) -> Result {
         let Some(card) = self.card() else {
             return Ok(());
@@ -398,29 +398,29 @@ impl Reporter {
         let mut ctx = OpCtx::uninterruptible();
 
         match card.ttm.suspend(Content::Lost, &mut ctx) {
-            // The DRM device was unplugged meanwhile, and with it all objects have left.
+            // The DRM device was unplugged meanwhile and all objects have left with it.
             Err(e) if e == ENODEV => Ok(()),
             ret => ret,
         }
     }
 
-    /// Puts back to VRAM what [`Self::save_vram`] has saved.
+    /// Restores the content of VRAM saved by [`Self::save_vram`].
     ///
     /// # Errors
     ///
-    /// Those of [`kernel::drm::gem::ttm::Device::resume`].
+    /// The errors of [`kernel::drm::gem::ttm::Device::resume`].
     pub(crate) fn restore_vram(&self) -> Result {
         self.card().map_or(Ok(()), |card| card.ttm.resume())
     }
 
-    /// Drops what [`Self::save_vram`] has saved, as VRAM has kept it.
+    /// Drops the content saved by [`Self::save_vram`] because VRAM has kept it.
     pub(crate) fn keep_vram(&self) {
         if let Some(card) = self.card() {
             card.ttm.undo_suspend();
         }
     }
 
-    /// Takes a snapshot of the device, to which `f` adds that of a ring. Does nothing if the worker
+    /// Takes a snapshot of the device. `f` adds the snapshot of a ring. Does nothing if the worker
     /// has not handled the last snapshot yet.
     pub(crate) fn snapshot(
         &self,
@@ -439,18 +439,18 @@ impl Reporter {
         self.report.todo.lock().snapshot = Some(snapshot);
     }
 
-    /// Makes the worker report an event, and the snapshot.
+    /// Makes the worker report an event and the snapshot.
     pub(crate) fn tell(&self, event: Event) {
         {
             let mut todo = self.report.todo.lock();
 
             todo.event = todo.event.max(Some(event));
         }
-        // If the worker is queued already, it has not taken the event yet.
+        // A worker already queued has not taken the event yet.
         let _ = self.queue.enqueue(self.report.clone());
     }
 
-    /// Waits until the worker has handled all that it was told. Sleeps.
+    /// Waits until the worker has handled all events so far. Sleeps.
     pub(crate) fn flush(&self) {
         self.queue.flush();
     }

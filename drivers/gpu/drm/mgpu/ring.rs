@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A ring of the device: the jobs that are given to it, their order, and their completion.
+//! A ring of the device: its jobs, their order and their completion.
 //!
-//! Jobs come from [`drm::queue`](kernel::drm::queue), [`CREDITS`] of them at a time; the queues
-//! decide which jobs run, and when a job counts as hung. A job is written to the ring in parts,
-//! because the size of an entry is limited. A part is a *submission*: some entries that do work,
+//! Jobs come from [`drm::queue`](kernel::drm::queue), [`CREDITS`] of them at a time. The queues
+//! decide which jobs run and when a job counts as hung. A job is written to the ring in parts
+//! because the size of an entry is limited. A part is a *submission*: some entries for the work,
 //! and a fence with a number of its own and an interrupt. Up to [`SLOTS`] submissions are in the
-//! ring at a time, of several jobs if these are short; all memory for them is allocated once.
+//! ring at a time. They belong to several jobs if these are short. All memory for them is allocated
+//! once.
 //!
-//! [`Ring::advance`] ends the jobs that the device has done. It is called for an interrupt, and
-//! repeatedly as long as the ring is busy, so that an interrupt that is lost or comes too early
-//! only delays a job. If there is no progress for a while, or the ring has stopped with an error,
-//! or the device is gone, the queue resets the ring, see [`recover`](crate::recover). The job that
-//! caused this fails, and the jobs behind it are run again from their beginning. It does no harm to
-//! do the beginning of a copy twice, because source and destination never overlap and jobs are done
-//! in their order. A job of the compute engine that may be partly done fails instead, see
-//! [`Entries::REPEATS`]. If the whole device is reset, by this driver or by the PCI core, the jobs
-//! that are in the ring fail, and the jobs behind them are run.
+//! [`Ring::advance`] ends the jobs done by the device. It is called for an interrupt and repeatedly
+//! as long as the ring is busy, so a lost or early interrupt only delays a job. The queue resets
+//! the ring if there is no progress for a while, the ring has stopped with an error or the device
+//! is gone, see [`recover`](crate::recover). The job causing this fails and the jobs behind it are
+//! run again from their beginning. Doing the beginning of a copy twice is harmless because source
+//! and destination never overlap and jobs are done in their order. A job of the compute engine
+//! fails instead if it may be partly done, see [`Entries::REPEATS`]. If the whole device is reset
+//! by this driver or by the PCI core, the jobs in the ring fail and the jobs behind them are run.
 //!
 //! # Locking
 //!
-//! One mutex. Jobs are ended with it held, too, so that they end in their order. It is taken in the
-//! path that leads to the signal of a fence: nothing is allocated in a way that waits, and no
-//! reservation is taken, while it is held.
+//! One mutex. Jobs are also ended with it held, so they end in their order. It is taken in the path
+//! to the signal of a fence: while it is held, no allocation waits and no reservation is taken.
 
 use kernel::{
     device::{
@@ -67,85 +66,85 @@ use crate::{
     }, //
 };
 
-/// How many entries the ring has.
+/// The number of entries of the ring.
 const ENTRIES: u32 = 64;
 
-/// How many words of 64 bits an entry has.
+/// The number of 64-bit words in an entry.
 pub(crate) const ENTRY: usize = 8;
 
-/// How many submissions are in the ring at most.
+/// The maximum number of submissions in the ring.
 const SLOTS: usize = 8;
 
-/// How many jobs of the queues are in the ring at a time.
+/// The number of queued jobs in the ring at a time.
 pub(crate) const CREDITS: usize = SLOTS;
 
-/// How many entries a submission has at most.
+/// The maximum number of entries of a submission.
 const SUBMISSION: u32 = ENTRIES / SLOTS as u32;
 
-/// How many entries of a job a submission has at most; its last entry is the fence.
+/// The maximum number of job entries in a submission. Its last entry is the fence.
 pub(crate) const OPERATIONS: u32 = SUBMISSION - 1;
 
 const _: () = assert!(ENTRIES.is_power_of_two());
 
-/// The shortest time after which a job counts as hung, in milliseconds.
+/// The shortest time before a job counts as hung, in milliseconds.
 const TIMEOUT_MIN: u32 = 100;
 
-/// After how many milliseconds without progress the ring checks, each time it is polled, whether
-/// the device is gone.
+/// The time without progress after which each poll also checks whether the device is gone, in
+/// milliseconds.
 const STILL: i64 = 100;
 
-/// Returns after how many milliseconds a job counts as hung.
+/// Returns the time before a job counts as hung in milliseconds.
 pub(crate) fn timeout_ms() -> u32 {
     module_parameters::timeout_ms.value().max(TIMEOUT_MIN)
 }
 
-/// The operation that ends a submission.
+/// The operation at the end of a submission.
 const FENCE: u64 = 1;
 
-/// The flag of a fence that raises an interrupt.
+/// The flag of a fence to raise an interrupt.
 const INTERRUPT: u64 = 1;
 
-/// The entries that a job writes to its ring.
+/// The entries written to the ring by a job.
 pub(crate) trait Entries: Send + Sync + 'static {
-    /// Whether a job that is partly done may be run again.
+    /// Whether a partly done job may be run again.
     const REPEATS: bool;
 
-    /// How many words of memory a part needs beside its entries.
+    /// The number of words of memory needed by a part beside its entries.
     const WORDS: usize;
 
-    /// How far the job was written. It begins with the default, also after a reset.
+    /// The written part of the job. It begins with the default, also after a reset.
     type At: Default + Send;
 
-    /// Writes the next part, and returns whether that is the last one.
+    /// Writes the next part and returns whether this is the last one.
     ///
-    /// Called in a [`SignallingSection`](kernel::dma_buf::fence::SignallingSection), with a lock
+    /// Called in a [`SignallingSection`](kernel::dma_buf::fence::SignallingSection) with a lock
     /// held. Must neither allocate memory in a way that waits nor take a reservation.
     ///
     /// # Errors
     ///
-    /// The job ends with the error, once the parts that were written before are done.
+    /// The job ends with the error once the parts written before are done.
     fn write(&self, at: &mut Self::At, part: &mut Part<'_>) -> Result<bool>;
 
-    /// Returns how many bytes it works on, for a dump.
+    /// Returns the number of bytes of the job for a dump.
     fn bytes(&self) -> u64;
 
-    /// Takes note that the job has failed by itself, before it ends: by a fault, or because it
-    /// hangs. In the same context as [`Self::write`].
+    /// Notes before the end of the job that it has failed by itself because of a fault or a hang.
+    /// Called in the same context as [`Self::write`].
     fn failed(&self, _fault: Option<Fault>) {}
 }
 
-/// The space for a part of a job: entries of the ring, and words of memory for data that the
-/// entries point to.
+/// The space for a part of a job: entries of the ring and words of memory that these entries point
+/// to.
 pub(crate) struct Part<'a> {
     entries: &'a Words,
-    /// How many entries were written, since the last reset.
+    /// The number of entries written since the last reset.
     written: u32,
-    /// How many of them belong to this part.
+    /// The number of entries of this part.
     count: u32,
     words: &'a Words,
     /// The index of the first word for this part.
     first: usize,
-    /// How many words there are for this part.
+    /// The number of words for this part.
     len: usize,
 }
 
@@ -172,18 +171,18 @@ impl Part<'_> {
         Ok(())
     }
 
-    /// Appends the fence of the submission `number`, and returns how many entries the submission
-    /// has.
+    /// Appends the fence of the submission `number` and returns the number of entries of the
+    /// submission.
     fn end(mut self, number: u64) -> Result<u32> {
         self.push_any([FENCE, number, INTERRUPT, 0, 0, 0, 0, 0])?;
         Ok(self.count)
     }
 
-    /// Writes words from `at` on, and returns the bus address of the first one.
+    /// Writes words from `at` on and returns the bus address of the first one.
     ///
     /// # Errors
     ///
-    /// - `ENOSPC` if this part has not enough words.
+    /// - `ENOSPC` if this part has too few words.
     /// - `ENODEV` if the driver of the PCI device is not bound any more.
     pub(crate) fn write(&self, at: usize, values: impl Iterator<Item = u64>) -> Result<u64> {
         let mut values = values.fuse();
@@ -198,13 +197,13 @@ impl Part<'_> {
     }
 }
 
-/// A job that was taken from the queue.
+/// A job taken from the queue.
 struct Begun<E: Entries> {
     entries: Arc<E>,
     at: E::At,
     /// A part of it was written.
     is_begun: bool,
-    /// The number of the submission with which the job ends, once that is known.
+    /// The number of the last submission of the job once this is known.
     last: Option<u64>,
     /// The result of the job when it ends.
     result: Result,
@@ -213,26 +212,26 @@ struct Begun<E: Entries> {
 
 /// The state of the ring.
 struct State<E: Entries> {
-    /// The jobs in their order, [`CREDITS`] at most.
+    /// The jobs in their order. There are at most [`CREDITS`].
     jobs: KVec<Begun<E>>,
-    /// How many entries were written since the last reset.
+    /// The number of entries written since the last reset.
     written: u32,
     /// The number of the last submission.
     submitted: u64,
-    /// The number of the last submission that is done, or was lost in a reset.
+    /// The number of the last submission done or lost in a reset.
     reached: u64,
-    /// How many entries were done when that was looked at last. A job may have many large ones.
+    /// The number of completed entries at the last check. A job may have many large entries.
     done: u32,
     /// The time of the last progress.
     since: Instant<Monotonic>,
     /// The time of the last progress of submissions.
     fenced: Instant<Monotonic>,
-    /// The epoch that this state belongs to.
+    /// The epoch of this state.
     epoch: u64,
-    /// The ring was reset, and no submission was written since.
+    /// The ring was reset and no submission was written since.
     is_unproven: bool,
-    /// The number of the first submission since the last reset, which is a fence of the driver: the
-    /// ring works if it has reached that.
+    /// The number of the first submission since the last reset. This is a fence of the driver. The
+    /// ring works if it has reached this fence.
     proof: u64,
 }
 
@@ -256,20 +255,20 @@ impl<E: Entries> State<E> {
         self.submitted != self.reached
     }
 
-    /// Returns whether the ring does not even reach the fence of the driver behind its reset, so
-    /// that no job is to blame.
+    /// Returns whether the ring does not even reach the fence of the driver behind its reset. Then
+    /// no job is to blame.
     fn is_dead(&self) -> bool {
         self.reached < self.proof
     }
 
-    /// Notes for the first job that it has failed by itself.
+    /// Notes that the first job has failed by itself.
     fn note_failure(&self, fault: Option<Fault>) {
         if let Some(job) = self.jobs.first().filter(|job| job.is_begun) {
             job.entries.failed(fault);
         }
     }
 
-    /// Ends the jobs up to a submission that is done. Returns whether there was progress.
+    /// Ends the jobs up to a completed submission. Returns whether there was progress.
     fn reach(&mut self, fence: u64) -> bool {
         let fence = fence.min(self.submitted);
         let is_progress = self.reached < fence;
@@ -291,15 +290,15 @@ impl<E: Entries> State<E> {
         is_progress
     }
 
-    /// Takes note that the ring was reset, and is empty.
+    /// Notes that the ring was reset and is empty.
     fn restart(&mut self) {
         self.reached = self.submitted;
         self.written = 0;
         self.is_unproven = true;
     }
 
-    /// Ends jobs with an error, in their order: those that were begun, or all. The ring was reset,
-    /// and is empty.
+    /// Ends jobs with an error in their order: either all jobs or only the begun ones. The ring was
+    /// reset and is empty.
     fn mark_lost(&mut self, error: Error, all: bool) {
         let mut index = 0;
 
@@ -314,14 +313,14 @@ impl<E: Entries> State<E> {
     }
 }
 
-/// A ring of jobs that write `E`.
+/// A ring for jobs with entries `E`.
 #[pin_data]
 pub(crate) struct Ring<E: Entries> {
     index: usize,
     regs: Arc<Regs>,
     status: Arc<Status>,
     entries: Words,
-    /// The words that [`Part::write`] writes, for each slot.
+    /// The words written by [`Part::write`] for each slot.
     words: Words,
     dev: ARef<Device>,
     recovery: Arc<Recovery>,
@@ -330,7 +329,7 @@ pub(crate) struct Ring<E: Entries> {
 }
 
 impl<E: Entries> Ring<E> {
-    /// Makes the ring with the number `index`, of a device that was just reset.
+    /// Creates ring `index` of a device after a reset.
     ///
     /// # Errors
     ///
@@ -375,9 +374,9 @@ impl<E: Entries> Ring<E> {
         )
     }
 
-    /// Begins a job, which runs after the jobs before it. `done` is signalled when it has ended.
+    /// Begins a job. It runs after the jobs before it. `done` is signalled when it has ended.
     ///
-    /// [`Self::advance`] has to be called after that, until it returns false.
+    /// [`Self::advance`] must be called afterwards until it returns false.
     pub(crate) fn push(&self, entries: Arc<E>, done: Done) {
         let mut state = self.state.lock();
         let job = Begun {
@@ -393,21 +392,21 @@ impl<E: Entries> Ring<E> {
             job.fail(error);
             return;
         }
-        // There is room, because the queue has no more credits. If there was none, the job would be
-        // dropped, and end with `ECANCELED`.
+        // There is room because the queue has no more credits. Without room the job would be
+        // dropped and end with `ECANCELED`.
         let _ = state.jobs.push_within_capacity(job);
         self.submit(&mut state);
     }
 
-    /// Ends the jobs that the device has done, and writes more entries. Returns whether the ring is
-    /// busy. Sleeps.
+    /// Ends the jobs done by the device and writes more entries. Returns whether the ring is busy.
+    /// Sleeps.
     pub(crate) fn advance(&self) -> bool {
         let mut state = self.state.lock();
 
         if !self.begin_epoch(&mut state) {
             return true;
         }
-        // Fails only if the driver is unbound; the ring is empty then.
+        // Fails only if the driver is unbound. The ring is then empty.
         if let Ok(status) = self.reach(&mut state) {
             if status.error != 0 || self.is_abandoned(&state) {
                 if let Some(job) = state.jobs.first() {
@@ -420,15 +419,15 @@ impl<E: Entries> Ring<E> {
         state.is_busy()
     }
 
-    /// Returns whether jobs in the ring will not end, because the device is gone. A register is
-    /// read only if there was no progress for a while, because that takes long.
+    /// Returns whether jobs in the ring will not end because the device is gone. Reading a register
+    /// takes long, so this is only done if there was no progress for a while.
     fn is_abandoned(&self, state: &State<E>) -> bool {
         state.is_busy()
             && state.since.elapsed() >= Delta::from_millis(STILL)
             && self.recovery.is_gone()
     }
 
-    /// Ends the jobs that are done according to the status page, and returns the status.
+    /// Ends the jobs that are done according to the status page and returns the status.
     fn reach(&self, state: &mut State<E>) -> Result<RingStatus> {
         let status = self.status.ring(self.index)?;
 
@@ -442,14 +441,14 @@ impl<E: Entries> Ring<E> {
         Ok(status)
     }
 
-    /// Follows a reset of the device, which has forgotten the entries of the ring. Returns false if
-    /// they belong to a job. Then it tells the queue, which has the ring [reset](Self::reset), so
-    /// that no job begins before the queue has ended those that were lost.
+    /// Follows a reset of the device: the entries of the ring are lost. If they belong to a job,
+    /// this returns false and notifies the queue. The queue then has the ring [reset](Self::reset),
+    /// so no job begins before the queue has ended the lost jobs.
     fn begin_epoch(&self, state: &mut State<E>) -> bool {
         if self.recovery.epoch() == state.epoch {
             return true;
         }
-        // Fails only if the driver is unbound; the ring was empty then.
+        // Fails only if the driver is unbound. The ring was then empty.
         let _ = self.reach(state);
         if let Some(job) = state.jobs.first().filter(|job| job.is_begun) {
             job.done.expire();
@@ -459,10 +458,9 @@ impl<E: Entries> Ring<E> {
         true
     }
 
-    /// Ends the jobs that were in the ring before a reset of the device, or all jobs if the device
-    /// is not used any more.
+    /// Ends the jobs lost in a reset of the device, or all jobs if the device is not used any more.
     fn mark_lost(&self, state: &mut State<E>) {
-        // The next entry is the first one that the device counts.
+        // The next entry is the first one counted by the device.
         state.epoch = self.recovery.epoch();
         match self.recovery.closed() {
             Some(error) => state.mark_lost(error, true),
@@ -470,7 +468,7 @@ impl<E: Entries> Ring<E> {
         }
     }
 
-    /// Decides what to do about a ring in which no job has ended for `limit`, or that has stopped.
+    /// Decides about a ring that has stopped or in which no job has ended for `limit`.
     pub(crate) fn timed_out(&self, limit: Msecs) -> Verdict {
         let mut state = self.state.lock();
 
@@ -482,7 +480,7 @@ impl<E: Entries> Ring<E> {
             Err(e) => return Verdict::Reset(e),
         };
 
-        // Who unbinds the driver does not wait for each entry.
+        // An unbind of the driver does not wait for each entry.
         let since = if limit < timeout_ms() {
             state.fenced
         } else {
@@ -505,7 +503,7 @@ impl<E: Entries> Ring<E> {
         }
     }
 
-    /// Takes a snapshot of a ring that has failed, for a dump.
+    /// Takes a snapshot of a failed ring for a dump.
     fn note(&self, state: &State<E>, error: Error) {
         self.recovery
             .reporter
@@ -524,13 +522,13 @@ impl<E: Entries> Ring<E> {
             });
     }
 
-    /// Resets the ring, and ends the jobs that it has done until then. The other jobs are not in
-    /// the ring any more; if the whole device had to be reset, those that were begun have ended
-    /// with `EIO`.
+    /// Resets the ring and ends the jobs done until then. The other jobs are not in the ring any
+    /// more. If the whole device had to be reset, the begun jobs among them have ended with `EIO`.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device is gone, `EIO` if it is wedged. The device accesses no memory then.
+    /// `ENODEV` if the device is gone and `EIO` if it is wedged. The device then accesses no
+    /// memory.
     pub(crate) fn reset(&self) -> Result {
         let mut state = self.state.lock();
         let status = self.reach(&mut state);
@@ -602,7 +600,7 @@ impl<E: Entries> Ring<E> {
         result
     }
 
-    /// Does [`Self::reset`] after all of the device was reset.
+    /// Does [`Self::reset`] after a reset of the whole device.
     fn reset_with_device(&self, state: &mut State<E>) -> Result {
         self.mark_lost(state);
         // The queue knows those that are left, and begins them again.
@@ -610,7 +608,7 @@ impl<E: Entries> Ring<E> {
         self.recovery.closed().map_or(Ok(()), Err)
     }
 
-    /// Returns whether the ring has nothing to do, and no job has begun. So it stays while the
+    /// Returns whether the ring has nothing to do and no job has begun. The ring stays so while the
     /// queues are held.
     pub(crate) fn is_idle(&self) -> bool {
         let state = self.state.lock();
@@ -618,7 +616,7 @@ impl<E: Entries> Ring<E> {
         !state.is_busy() && state.jobs.iter().all(|job| !job.is_begun)
     }
 
-    /// Checks that the ring works, for a DRM driver that is about to be bound.
+    /// Checks whether the ring works for a DRM driver about to be bound.
     ///
     /// # Errors
     ///
@@ -627,11 +625,11 @@ impl<E: Entries> Ring<E> {
         self.recovery.closed().map_or(Ok(()), Err)
     }
 
-    /// Writes entries of waiting jobs, as long as there is room.
+    /// Writes entries of waiting jobs as long as there is room.
     fn submit(&self, state: &mut State<E>) {
         let before = state.written;
 
-        // During a reset of the device nothing is written; `advance` continues after it.
+        // Nothing is written during a reset of the device. `advance` continues after it.
         let Some(doorbells) = self.recovery.doorbells(state.epoch) else {
             return;
         };
@@ -641,8 +639,8 @@ impl<E: Entries> Ring<E> {
         }
         let is_held = self.recovery.is_held();
         if state.is_unproven && !is_held && !state.jobs.is_empty() && !state.is_busy() {
-            // A fence in front of all jobs: if the ring does not reach it, the ring itself is
-            // stuck, and not a job.
+            // A fence in front of all jobs. If the ring does not reach it, the ring itself is stuck
+            // and not a job.
             let number = state.submitted + 1;
 
             if let Ok(count) = self.part(number, state.written).end(number) {
@@ -675,17 +673,17 @@ impl<E: Entries> Ring<E> {
                 }
             }
         }
-        // Ends jobs that have failed, and have no submission in the ring.
+        // Ends failed jobs without a submission in the ring.
         state.reach(state.reached);
 
         if state.written != before {
-            // Fails only if the driver is unbound; the ring is empty then.
+            // Fails only if the driver is unbound. The ring is then empty.
             let _ = doorbells.ring(self.index, state.written);
         }
     }
 
-    /// Writes the next part of a job as the submission `number`, to the entries from `written` on.
-    /// Returns how many entries that took.
+    /// Writes the next part of a job as the submission `number` to the entries from `written` on.
+    /// Returns the number of these entries.
     fn write(&self, job: &mut Begun<E>, number: u64, written: u32) -> Result<u32> {
         let mut part = self.part(number, written);
 
@@ -696,7 +694,7 @@ impl<E: Entries> Ring<E> {
         part.end(number)
     }
 
-    /// Returns the space of the submission `number`, from the entry `written` on.
+    /// Returns the space of the submission `number` from the entry `written` on.
     fn part(&self, number: u64, written: u32) -> Part<'_> {
         // CAST: Below the number of slots.
         let slot = (number % SLOTS as u64) as usize;

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Address spaces: the mappings of objects at virtual addresses, and the page tables for the
-//! device.
+//! Address spaces: the mappings of objects at virtual addresses and the page tables for the device.
 //!
-//! A map only records the mapping, and allocates page tables. The [`Rounds`] of the address space
-//! write the entries before the next job, and invalidate them, because the device may have kept
-//! that nothing was mapped there. An unmap clears entries and invalidates them before the object can
-//! move, when the jobs of the address space are done.
+//! A map only records the mapping and allocates page tables. The [`Rounds`] of the address space
+//! write the entries before the next job. They also invalidate them, because the device may have
+//! cached the absence of a mapping. An unmap waits for the jobs of the address space. It clears
+//! entries and invalidates them before the object can move.
 //!
 //! # Lifetimes
 //!
 //! A file and each unfinished job hold references to an address space. Both may outlive the binding
-//! of the driver. Therefore an address space has no other data of the bound driver than its
-//! [`PageTable`], which ends when the driver is unbound.
+//! of the driver, so an address space has no data of the bound driver except its [`PageTable`].
+//! This ends when the driver is unbound.
 //!
 //! # Locking
 //!
 //! From the outside to the inside: the mutex of the mappings, which serializes all changes of them;
 //! the reservations of the address space and of its external objects; the `gpuva.lock` of an
-//! object; the mutex of the page tables. Those of [`Rounds`] are taken with reservations held.
+//! object; the mutex of the page tables. The mutexes of [`Rounds`] are taken with reservations
+//! held.
 
 mod change;
 
@@ -83,25 +83,25 @@ pub(crate) struct AddressSpace {
     gpuvm: ARef<GpuVm<Kind>>,
     #[pin]
     mappings: Mutex<UniqueRefGpuVm<Kind>>,
-    /// What jobs and changes of mappings wait for.
+    /// The waits of jobs and of changes of mappings.
     #[pin]
     rounds: Rounds<Kind>,
-    /// Taken in the path that leads to the signal of a fence; nothing is taken inside of it.
+    /// Taken in the path to the signal of a fence. Nothing is taken inside of it.
     #[pin]
     failures: Mutex<Failures>,
 }
 
-/// The jobs of an address space that have failed by themselves.
+/// The faults and hangs of the jobs of an address space.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Failures {
     pub(crate) faults: u64,
-    /// The last of them.
+    /// The last fault.
     pub(crate) last: Fault,
     pub(crate) hangs: u64,
 }
 
 impl AddressSpace {
-    /// Makes an address space in which nothing is mapped.
+    /// Creates an address space without mappings.
     ///
     /// # Errors
     ///
@@ -133,7 +133,7 @@ impl AddressSpace {
         )
     }
 
-    /// Returns the reservation that the private objects share.
+    /// Returns the reservation shared by the private objects.
     pub(crate) fn resv(&self) -> &SharedResv<Driver> {
         &self.resv
     }
@@ -148,7 +148,7 @@ impl AddressSpace {
         &self.table
     }
 
-    /// Takes note of a job that has faulted, or hangs.
+    /// Notes a fault or a hang of a job.
     pub(crate) fn note_failure(&self, fault: Option<Fault>) {
         let mut failures = self.failures.lock();
 
@@ -166,12 +166,12 @@ impl AddressSpace {
         }
     }
 
-    /// Returns which jobs have failed by themselves.
+    /// Returns the faults and hangs of its jobs so far.
     pub(crate) fn failures(&self) -> Failures {
         *self.failures.lock()
     }
 
-    /// Returns what jobs and changes of mappings wait for.
+    /// Returns the waits of jobs and of changes of mappings.
     pub(crate) fn rounds(&self) -> &Rounds<Kind> {
         &self.rounds
     }
@@ -181,14 +181,14 @@ impl AddressSpace {
         self.mappings.lock().is_unmapped(va)
     }
 
-    /// Maps a part of an object, which is inside of it. Returns false, and changes nothing, if jobs
-    /// may use a mapping that it replaces, see [`Rounds::change`].
+    /// Maps a part of an object. The part must be inside of it. If jobs may use a replaced mapping,
+    /// this returns false and changes nothing, see [`Rounds::change`].
     ///
     /// # Errors
     ///
-    /// - `ENOSPC` if it would need too many page tables.
+    /// - `ENOSPC` if the mapping would need too many page tables.
     /// - `ENODEV` if the driver is not bound any more.
-    /// - `ERESTARTSYS` if a signal arrived, `ENOMEM` if memory runs out.
+    /// - `ERESTARTSYS` if a signal arrived and `ENOMEM` if memory runs out.
     pub(crate) fn map(
         &self,
         dev: &Device<Registered>,
@@ -217,7 +217,7 @@ impl AddressSpace {
                         vm_bo: &vm_bo,
                         context: change,
                     })?;
-                    // Cannot fail, because the object is locked.
+                    // Cannot fail because the object is locked.
                     let _ = locked.mark_evicted(&vm_bo);
                     Ok(())
                 })
@@ -230,7 +230,7 @@ impl AddressSpace {
         ret
     }
 
-    /// Unmaps addresses, whether something is mapped there or not. Returns false as [`Self::map`].
+    /// Unmaps addresses with or without a mapping. Returns false like [`Self::map`].
     ///
     /// # Errors
     ///
@@ -245,14 +245,14 @@ impl AddressSpace {
         ret
     }
 
-    /// Drops references to objects that are not mapped any more. Called without reservations.
+    /// Drops references to objects not mapped any more. Called without reservations.
     pub(crate) fn clean_up(&self) {
         self.rounds.clean_up();
         self.gpuvm.deferred_cleanup();
     }
 
-    /// Changes mappings by `f`, which is called with the reservations held. If it fails, nothing
-    /// has changed. Returns false if jobs are in the way.
+    /// Changes mappings by `f` with the reservations held. If it fails, nothing has changed.
+    /// Returns false if jobs are in the way.
     fn change(
         &self,
         dev: &Device<Registered>,
@@ -288,8 +288,8 @@ impl AddressSpace {
 #[pinned_drop]
 impl PinnedDrop for AddressSpace {
     fn drop(self: Pin<&mut Self>) {
-        // After this the device reaches no memory through the address space, so that the mappings
-        // can be removed without the reservations of their objects.
+        // After this the device reaches no memory through the address space, so the mappings can be
+        // removed without the reservations of their objects.
         self.table.end();
 
         let mut change = Change {
@@ -307,12 +307,12 @@ impl PinnedDrop for AddressSpace {
     }
 }
 
-/// Marks the mappings of an object, which leaves its place, as evicted in all address spaces.
+/// Marks the mappings of a moving object as evicted in all address spaces.
 pub(crate) fn evicted(object: &LockedObject<'_, Bo>) {
     object.mark_mappings_evicted();
 }
 
-/// Clears and invalidates all page table entries of an object, in all address spaces.
+/// Clears and invalidates all page table entries of an object in all address spaces.
 pub(crate) fn zap(object: &LockedObject<'_, Bo>) {
     object.for_each_vm::<Kind>(|mapped| {
         let table = mapped.data();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Probe, and the data that exists while the driver is bound.
+//! Probe and the data of the bound driver.
 
 use kernel::{
     device::{
@@ -71,36 +71,37 @@ pub(crate) struct VvramDriver;
 /// The DRM device of this driver.
 pub(crate) type VvramDevice<Ctx = drm::Normal> = drm::Device<VvramDriver, Ctx>;
 
-/// Data of the DRM device, which may outlive the binding of the driver.
+/// Data of the DRM device. It may outlive the binding of the driver.
 #[pin_data]
 pub(crate) struct VvramData {
-    /// Allocations that keep objects out of parts of VRAM, for tests.
+    /// Allocations to keep objects out of parts of VRAM for tests.
     _holes: KVVec<Allocation>,
-    /// The TTM device, which places objects in VRAM and in system memory.
+    /// The TTM device. It places objects in VRAM and in system memory.
     #[pin]
     pub(crate) ttm: gem::ttm::Device<BoData>,
     /// The mappings of objects in the address spaces of clients.
     pub(crate) mapped: Arc<Mapped>,
 }
 
-/// Data that exists while the driver is bound. The fields are dropped in this order.
+/// Data of the bound driver. The fields are dropped in this order.
 pub(crate) struct BoundData<'a> {
-    /// The device-private memory of processes, which moves back before VRAM becomes inaccessible.
+    /// The device-private memory of processes. It moves back before VRAM becomes inaccessible.
     pub(crate) svm: Option<pagemap::Registration<'a, Svm>>,
-    /// The struct pages of the BAR, if it has some.
+    /// The struct pages of the BAR, if any.
     pub(crate) pages: Option<BarPages<'a>>,
-    /// The engine that accesses VRAM. It is dropped when all of its work is done.
+    /// The engine for accesses to VRAM. It is dropped when all of its work is done.
     pub(crate) engine: Arc<dyn Engine + 'a>,
     /// [`VvramData::mapped`].
     pub(crate) mapped: Arc<Mapped>,
 }
 
-/// Makes a [`BoundData`] for a kind of device, with the struct pages of its BAR, if it has some.
+/// The initializer of [`BoundData`] for a kind of device. The struct pages of its BAR are included
+/// if it has some.
 struct Bind<'a> {
     variant: &'static dyn Variant,
     pages: Option<&'a BarPages<'a>>,
     vram: Arc<Allocator>,
-    /// How much of VRAM the CPU and peers see, in bytes.
+    /// The size of the VRAM visible to the CPU and peers, in bytes.
     visible: u64,
 }
 
@@ -141,15 +142,15 @@ type Card = drm::devres::Registration<VvramDriver>;
 #[pin_data]
 pub(crate) struct Probed<'bound> {
     variant: &'static dyn Variant,
-    /// The struct pages of the BAR, if it has some. They stay when the device is reset.
+    /// The struct pages of the BAR, if any. They stay when the device is reset.
     pages: Option<BarPages<'bound>>,
-    /// The DRM device, [`None`] while the device is reset.
+    /// The DRM device, or [`None`] while the device is reset.
     #[pin]
     card: Mutex<Option<Card>>,
 }
 
 /// Returns whether VRAM keeps its content while the device is suspended. The memory of this device
-/// does; with the parameter `lossy_suspend` it counts as lost.
+/// does. The content counts as lost with the parameter `lossy_suspend`.
 fn content() -> Content {
     if module_parameters::lossy_suspend.value() == 0 {
         Content::Kept
@@ -163,7 +164,7 @@ impl Probed<'_> {
     fn suspend(&self, ctx: &mut OpCtx) -> Result {
         match &*self.card.lock() {
             Some(card) => {
-                // In a runtime suspend there is none, because such memory keeps the device active.
+                // A runtime suspend finds no such memory because it keeps the device active.
                 card.with_data(|bound| bound.svm.as_ref().map_or(Ok(()), |svm| svm.evict_all()))
                     .unwrap_or(Ok(()))?;
                 card.device().ttm.suspend(content(), ctx)
@@ -172,7 +173,7 @@ impl Probed<'_> {
         }
     }
 
-    /// Restores the content that [`Self::suspend`] has saved.
+    /// Restores the content saved by [`Self::suspend`].
     fn resume(&self) -> Result {
         match &*self.card.lock() {
             Some(card) => card.device().ttm.resume(),
@@ -191,10 +192,10 @@ impl Probed<'_> {
     }
 }
 
-/// Makes struct pages for the BAR that shows VRAM, unless the parameter `struct_pages` is 0.
+/// Creates struct pages for the BAR of VRAM unless the parameter `struct_pages` is 0.
 ///
-/// The driver works without them: there are none if the BAR is too small, or if a process has
-/// mapped some of them before the driver could take them.
+/// The driver works without them. There are none if the BAR is too small or a process has mapped
+/// some of them before the driver could take them.
 fn make_pages<'a>(
     pdev: &'a pci::Device<Core<'_>>,
     variant: &'static dyn Variant,
@@ -220,7 +221,7 @@ fn make_pages<'a>(
     pages.ok()
 }
 
-/// Makes the DRM device of a PCI device.
+/// Creates the DRM device of a PCI device.
 fn make_card(
     pdev: &pci::Device<device::Bound>,
     variant: &'static dyn Variant,
@@ -278,7 +279,7 @@ impl pci::Driver for VvramDriver {
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
-    // An imported buffer may be at any address, such as in the BAR of another device.
+    // An imported buffer may be at any address, in the BAR of another device for example.
     const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<64>());
 
     const DMA_MAX_SEG_SIZE: Option<u32> = Some(u32::MAX);
@@ -293,7 +294,8 @@ impl pci::Driver for VvramDriver {
             pdev.enable_device_mem()?;
             pdev.enable_p2pdma()?;
 
-            // Before the BAR is mapped, because its struct pages would make that mapping uncached.
+            // This comes before the BAR is mapped because its struct pages would make a later
+            // mapping of it uncached.
             let pages = make_pages(pdev, variant);
             let card = make_card(pdev, variant, pages.as_ref())?;
             Ok(try_pin_init!(Probed {
@@ -308,7 +310,7 @@ impl pci::Driver for VvramDriver {
         _pdev: &'bound pci::Device<device::Bound>,
         this: Pin<&Self::Data<'bound>>,
     ) -> Result {
-        // Does not wait for objects that are in use: then the device is not suspended.
+        // Does not wait for objects in use. In this case the device is not suspended.
         this.suspend(&mut OpCtx::without_waiting())?;
         this.lose_content();
         Ok(())
@@ -345,7 +347,7 @@ impl pci::Driver for VvramDriver {
         this.resume()
     }
 
-    // Nothing is saved any more, unless the system did not sleep.
+    // No saved content is left unless the system did not sleep.
     fn resume<'bound>(
         _pdev: &'bound pci::Device<device::Bound>,
         this: Pin<&Self::Data<'bound>>,
@@ -356,14 +358,14 @@ impl pci::Driver for VvramDriver {
         Ok(())
     }
 
-    // A reset unplugs the DRM device and makes a new one: the content of VRAM is lost, and no
+    // A reset unplugs the DRM device and creates a new one. The content of VRAM is lost and no
     // address of VRAM from before the reset stays valid. Memory of processes in VRAM is moved back
-    // before, because it does not belong to the device. If a device does not answer any more, that
-    // memory is lost, and its driver fills the pages instead.
+    // before because it does not belong to the device. If a device does not answer any more, this
+    // memory is lost and the driver fills the pages instead.
     fn reset_prepare<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
         let card = this.card.lock().take();
 
-        // The drop waits for importers that cannot be revoked, so the lock is not held.
+        // The drop waits for non-revocable importers, so the lock is not held.
         drop(card);
     }
 
@@ -406,8 +408,8 @@ impl drm::Driver for VvramDriver {
     }
 
     fn unplug(bound: &BoundData<'_>) {
-        // Ioctls that wait for copies to buffers of other devices return, so that the unplug can
-        // wait for these ioctls.
+        // Ends the waits of ioctls for copies to buffers of other devices, because the unplug waits
+        // for these ioctls.
         bound.engine.close();
     }
 

@@ -46,7 +46,7 @@ use crate::{
 /// An open file of the device.
 #[pin_data]
 pub(crate) struct File {
-    /// The account of VRAM that is pinned on behalf of this file.
+    /// The account of the VRAM pinned on behalf of this file.
     pins: Arc<PinAccount>,
     #[pin]
     copies: LazyQueue<CopyQueue<CpuRing>>,
@@ -87,7 +87,7 @@ pub(crate) fn check(ok: bool) -> Result {
 }
 
 impl File {
-    /// Returns the account of VRAM that is pinned on behalf of this file.
+    /// Returns the account of the VRAM pinned on behalf of this file.
     pub(crate) fn pins(&self) -> &Arc<PinAccount> {
         &self.pins
     }
@@ -197,7 +197,7 @@ impl File {
 ///
 /// # Errors
 ///
-/// `EINVAL` if there is no placement, if a placement or a flag is unknown, or if they contradict
+/// `EINVAL` if there is no placement, if a placement or a flag is unknown or if they contradict
 /// each other.
 fn bo_data(placements: u32, flags: u32) -> Result<BoData> {
     let domain = match placements {
@@ -219,7 +219,7 @@ fn bo_data(placements: u32, flags: u32) -> Result<BoData> {
     })
 }
 
-/// Returns the placements and the flags that an object was created with.
+/// Returns the placements and flags that an object was created with.
 fn placements_and_flags(bo: &BoData) -> (u32, u32) {
     let placements = match bo.domain {
         Domain::Vram => PLACE_VRAM,

@@ -48,7 +48,7 @@ use crate::{
     hw::Engine, //
 };
 
-/// An object, which userspace refers to by a handle.
+/// An object. Userspace refers to it by a handle.
 pub(crate) type Bo = gem::ttm::Object<BoData>;
 
 /// The driver's part of an object.
@@ -63,7 +63,7 @@ pub(crate) struct BoData {
 }
 
 impl BoData {
-    /// Makes an object of at least `size` bytes that reads as zeroes.
+    /// Creates an object of at least `size` bytes. It reads as zeroes.
     ///
     /// # Errors
     ///
@@ -147,14 +147,14 @@ impl PeerObject for BoData {
 
     const OPS: &'static peer::Ops<Self> = kernel::peer_ops!(BoData);
 
-    // The CPU does the copies, through the BAR.
+    // The CPU does the copies through the BAR.
     const ORDER: peer::Order = peer::Order::Report;
 
     fn vram_or_fail(&self) -> bool {
         self.vram_or_fail
     }
 
-    /// The exporter decides where an imported buffer is placed, so these placements do not matter.
+    /// The exporter places an imported buffer, so these placements do not matter.
     fn import_args() -> Option<Self> {
         Some(Self {
             domain: Domain::System,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The differences between the devices that the driver supports.
+//! The differences between the supported devices.
 //!
-//! A device with a copy engine gets a [`Variant`] of its own, whose [`Engine`] uses it.
+//! A device with a copy engine gets its own [`Variant`] with an [`Engine`] for it.
 
 use kernel::{
     device::Bound,
@@ -34,13 +34,13 @@ use kernel::{
 
 /// A kind of device.
 pub(crate) trait Variant: Sync {
-    /// The name of the kind, for the log.
+    /// The name of the kind for the log.
     fn name(&self) -> &'static str;
 
-    /// The BAR that shows VRAM.
+    /// The BAR of VRAM.
     fn vram_bar(&self) -> u32;
 
-    /// The size of the part of VRAM that the BAR shows, in bytes.
+    /// The size of the BAR-visible VRAM in bytes.
     fn cpu_visible_size(&self, pdev: &pci::Device<Bound>) -> Result<u64> {
         pdev.resource_len(self.vram_bar())
     }
@@ -50,41 +50,41 @@ pub(crate) trait Variant: Sync {
         self.cpu_visible_size(pdev)
     }
 
-    /// Makes the engine, which works on VRAM through `window`.
+    /// Creates the engine. It accesses VRAM through `window`.
     fn engine<'a>(&self, window: BarMapping<'a>) -> Result<Arc<dyn Engine + 'a>>;
 }
 
-/// How a device works on its VRAM, while the driver is bound.
+/// Operations of a device on its VRAM while the driver is bound.
 pub(crate) trait Engine: Send + Sync {
     /// Prepares a job. It may be dropped without being run.
     fn prepare(&self, work: &Work, plan: Plan<'_, CpuRing>) -> Result<Entry<CpuRing>>;
 
     /// Queues a job. Must neither allocate memory nor take a reservation.
     ///
-    /// Moves finish in their order, and all of them before the engine is dropped.
+    /// Moves finish in their order. All of them finish before the engine is dropped.
     fn run(&self, job: Job, ready: Entry<CpuRing>);
 
-    /// Makes the queue of a client that has at most `limit` copies at a time.
+    /// Creates the queue of a client with at most `limit` copies at a time.
     fn queue(&self, limit: usize, group: FenceGroup) -> Result<Queue<CpuRing>>;
 
-    /// Rejects new copies, and cancels those that have not begun.
+    /// Rejects new copies and cancels copies not begun.
     fn close(&self);
 
-    /// Makes what the CPU wrote to VRAM visible to the device and to peers.
+    /// Makes the writes of the CPU to VRAM visible to the device and to peers.
     fn flush(&self, vram: &Ranges);
 
-    /// Reads bytes of VRAM that the BAR shows at `at`.
+    /// Reads bytes of VRAM at offset `at` of the BAR.
     fn read(&self, at: u64, to: &mut [u8]) -> Result;
 
-    /// Copies pages of processes to VRAM or back; `vram` tells where the BAR shows a page of VRAM.
-    /// The copy is done when this returns. Takes no lock that may be held during a page fault.
+    /// Copies pages of processes to VRAM or back. `vram` maps pages of VRAM to their places in the
+    /// BAR. The copy is done when this returns. Takes no lock that may be held during a page fault.
     fn migrate(&self, segments: Segments<'_>, vram: &Allocator) -> Result;
 
-    /// Overwrites the content of VRAM, as if it had lost power. No job is queued at this time.
+    /// Overwrites the content of VRAM as if it had lost power. No job is queued at this time.
     fn lose_content(&self);
 }
 
-/// QEMU's `ivshmem-plain`: BAR 2 is memory, and there is nothing else.
+/// QEMU's `ivshmem-plain`. BAR 2 is memory and there is nothing else.
 pub(crate) struct Ivshmem;
 
 impl Variant for Ivshmem {

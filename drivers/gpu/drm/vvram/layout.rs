@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! VRAM whose pages the BAR shows in another order, and VRAM with holes.
+//! VRAM whose pages are in another order in the BAR, and VRAM with holes.
 //!
-//! The memory of this device is not like that; both are for tests. Code that takes an offset in
-//! VRAM for the offset in the BAR then accesses another page, and code that takes VRAM for
-//! contiguous meets a hole.
+//! The memory of this device is not like this: both are for tests. If code takes an offset in VRAM
+//! for the offset in the BAR, it accesses another page. If code takes VRAM for contiguous, it meets
+//! a hole.
 
 use kernel::{
     drm::vram::{
@@ -23,7 +23,7 @@ use kernel::{
 
 use crate::module_parameters;
 
-/// Makes the allocator of `size` bytes of VRAM, of which the BAR shows the first `bar_len` bytes.
+/// Creates the allocator of `size` bytes of VRAM. The BAR shows the first `bar_len` bytes.
 ///
 /// Objects and device-private memory share it.
 pub(crate) fn allocator(size: u64, bar_len: u64) -> Result<Arc<Allocator>> {
@@ -31,7 +31,7 @@ pub(crate) fn allocator(size: u64, bar_len: u64) -> Result<Arc<Allocator>> {
         return Allocator::new(0..size);
     }
 
-    // Coprime to the number of pages, so that no two pages get the same place.
+    // Coprime to the number of pages, so no two pages get the same place.
     const FACTOR: u64 = 0x9e37_79b1;
     const START: u64 = 7;
 
@@ -43,7 +43,7 @@ pub(crate) fn allocator(size: u64, bar_len: u64) -> Result<Arc<Allocator>> {
     Allocator::with_layout(0..size, Layout::new(PAGE_SIZE as u64, order)?)
 }
 
-/// Reserves pages of VRAM: one in each MiB, each at another offset.
+/// Reserves one page of VRAM in each MiB, each at another offset.
 pub(crate) fn holes(vram: &Allocator) -> Result<KVVec<Allocation>> {
     let mut holes = KVVec::new();
     if module_parameters::holes.value() == 0 {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of processes that is in VRAM, `DRM_IOCTL_VVRAM_SVM_MIGRATE` and `SVM_EVICT`.
+//! Process memory in VRAM, with `DRM_IOCTL_VVRAM_SVM_MIGRATE` and `SVM_EVICT`.
 //!
-//! The process keeps its addresses. The device itself does not access the memory, because it has no
-//! page tables of processes. Peers that have registered the memory access it in VRAM, through the
-//! BAR.
+//! The process keeps its addresses. The device itself does not access the memory because it has no
+//! page tables of processes. If peers have registered the memory, they access it in VRAM through
+//! the BAR.
 
 use kernel::{
     drm::{
@@ -49,10 +49,9 @@ use crate::{
     module_parameters, //
 };
 
-/// The data of [`Svm`]: the allocator and the engine by which memory of processes moves to VRAM and
-/// back.
+/// The data of [`Svm`]: the allocator and the engine for moves of process memory to VRAM and back.
 pub(crate) struct Memory<'a> {
-    /// The allocator, which objects use, too.
+    /// The allocator, shared with objects.
     pub(crate) vram: Arc<Allocator>,
     pub(crate) engine: Arc<dyn Engine + 'a>,
 }
@@ -87,7 +86,7 @@ impl pagemap::Driver for Svm {
     }
 }
 
-/// Makes device-private pages for all of VRAM, unless the parameter `svm` is 0. If the BAR has
+/// Creates device-private pages for all of VRAM unless the parameter `svm` is 0. If the BAR has
 /// struct pages, peers reach the first `visible` bytes.
 pub(crate) fn register<'a>(
     drm: &drm::devres::Unregistered<'_, 'a, VvramDriver>,
@@ -105,8 +104,9 @@ pub(crate) fn register<'a>(
     Registration::new(drm, size, bar, Ok(memory)).map(Some)
 }
 
-/// The file `svm` in debugfs: how many bytes of VRAM hold memory of processes, or are not free again
-/// yet after that memory has left them, and how many pages were moved from VRAM to system memory.
+/// The file `svm` in debugfs. It shows the number of bytes of VRAM held by memory of processes,
+/// including bytes not free again yet after this memory has left them. It also shows the number of
+/// pages moved from VRAM to system memory.
 pub(crate) struct Usage;
 
 #[vtable]
@@ -132,8 +132,8 @@ impl drm::debugfs::File for Usage {
 ///
 /// # Errors
 ///
-/// `EINVAL` if the range is empty, not made of whole pages, or not in the address space, and for an
-/// unknown flag.
+/// `EINVAL` if the range is empty, not made of whole pages or not in the address space. `EINVAL`
+/// also for an unknown flag.
 fn range_of(args: &uapi::drm_vvram_svm_range) -> Result<core::ops::Range<usize>> {
     let (start, size) = (usize::try_from(args.address)?, usize::try_from(args.size)?);
     let end = start.checked_add(size).ok_or(EINVAL)?;
@@ -169,7 +169,7 @@ pub(crate) fn evict(
     let range = range_of(args)?;
 
     drop(dev.registration_guard().ok_or(ENODEV)?);
-    // A read by the CPU moves a page to system memory, because the CPU cannot access it in VRAM.
+    // A read by the CPU moves a page to system memory because the CPU cannot access it in VRAM.
     for at in range.step_by(PAGE_SIZE) {
         UserSlice::new(UserPtr::from_addr(at), 1)
             .reader()

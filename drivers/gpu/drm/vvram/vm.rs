@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Address spaces of clients, as a GPU with page tables has them.
+//! Address spaces of clients, like those of a GPU with page tables.
 //!
-//! The device has no page tables. The tables here are kept by software, and only [`read`] walks
-//! them; they show what the driver of a device with page tables does. An entry has the address of a
-//! page: an offset in VRAM, an address of system memory, or the DMA address by which the device
-//! reaches the buffer of another device. It is filled with the reservation of the object held. When
-//! an object leaves its place, the GEM layer calls [`Mappings`], which finds the mappings of the
-//! object by its number in the list of all mappings of the device, and clears their entries.
+//! The device has no page tables. The tables here are kept by software and only [`read`] walks
+//! them. They are a model for the driver of a device with page tables. An entry has the address of
+//! a page: an offset in VRAM, an address of system memory, or the DMA address of the device for a
+//! buffer of another device. It is filled with the reservation of the object held. When an object
+//! leaves its place, the GEM layer calls [`Mappings`]. This finds the mappings of the object by its
+//! number in the list of all mappings of the device and clears their entries.
 //!
-//! Cleared entries are filled again when the client uses the address space. This is what [`read`]
-//! does, as the driver of a GPU validates all objects before a job begins. A copy between objects
-//! is no such use, because the engine gets the places of the objects and not addresses of a client.
+//! Cleared entries are filled again when the client uses the address space. This is done by
+//! [`read`], as the driver of a GPU validates all objects before a job begins. A copy between
+//! objects is no such use: the engine gets the places of the objects and not addresses of a client.
 //!
 //! # Locking
 //!
 //! From the outside to the inside: the space of a client, the reservation of an object, the list of
-//! all mappings, the entries of a space. The last two are taken in paths that lead to the signal of
-//! fences, so no memory is allocated with them held.
+//! all mappings, the entries of a space. The last two are taken in paths to the signal of fences,
+//! so no memory is allocated with them held.
 
 use kernel::{
     dma_resv::Usage,
@@ -80,10 +80,10 @@ use crate::{
     gem::Bo, //
 };
 
-/// How many bytes an address space has.
+/// The size of an address space in bytes.
 pub(crate) const SIZE: u64 = SZ_64M as u64;
 
-/// How many pages an address space has.
+/// The number of pages in an address space.
 const PAGES: usize = SZ_64M >> PAGE_SHIFT;
 
 /// The key of a mapping in the list of all mappings.
@@ -94,7 +94,7 @@ struct Key {
     first: usize,
 }
 
-/// The entries of an address space, one for each page.
+/// The entries of an address space. Each page has one.
 #[pin_data]
 struct Table {
     #[pin]
@@ -109,7 +109,7 @@ struct Mapping {
     pages: usize,
     /// The offset in the object.
     offset: u64,
-    /// The object has moved, or is about to: the entries must be filled before the next use.
+    /// The object has moved or is about to move. The entries must be filled before the next use.
     evicted: Atomic<bool>,
 }
 
@@ -148,7 +148,7 @@ impl Mapping {
         }
     }
 
-    /// Returns how many entries are present, and how many of them have another address than the
+    /// Returns the number of present entries and the number of those with another address than the
     /// object.
     fn checked(&self, mut is_at: impl FnMut(u64, Address) -> bool) -> (usize, usize) {
         let entries = self.table.entries.lock();
@@ -215,7 +215,7 @@ impl Mapped {
         self.each(object, |_, mapping| mapping.clear());
     }
 
-    /// Prints the mappings of an object, whose reservation is held.
+    /// Prints the mappings of an object with its reservation held.
     fn print(&self, m: &SeqFile, object: u64, mut is_at: impl FnMut(u64, Address) -> bool) {
         self.each(object, |key, mapping| {
             let (present, wrong) = mapping.checked(&mut is_at);
@@ -234,7 +234,7 @@ impl Mapped {
     }
 }
 
-/// A mapping, with a reference to its object.
+/// A mapping with a reference to its object.
 struct Bound {
     object: ARef<Bo>,
     mapping: Arc<Mapping>,
@@ -274,7 +274,7 @@ impl Space {
         }
     }
 
-    /// Returns the mapping that has a page.
+    /// Returns the mapping of a page.
     fn at(&self, page: usize) -> Option<&Bound> {
         self.bound.values().find(|bound| {
             let mapping = &bound.mapping;
@@ -331,8 +331,8 @@ impl Space {
     fn unbind(&mut self, first: usize) {
         if let Some(bound) = self.bound.remove(&first) {
             // Until the mapping is removed from the list, a move of the object may clear the
-            // entries at the same time. A driver of real page tables also has to flush the TLB of
-            // the device before it drops the reference to the object.
+            // entries at the same time. A driver of real page tables must also flush the TLB of the
+            // device before it drops the reference to the object.
             bound.mapping.clear();
             self.mapped
                 .list
@@ -354,7 +354,7 @@ impl Drop for Space {
 }
 
 impl Bound {
-    /// Calls `f` with the object reserved, and its entries filled.
+    /// Calls `f` with the object reserved and its entries filled.
     fn with(
         &self,
         dev: &VvramDevice<Registered>,
@@ -370,7 +370,7 @@ impl Bound {
         })
     }
 
-    /// As [`Self::with`], but without filling the entries.
+    /// Like [`Self::with`] but without filling the entries.
     fn as_is(
         &self,
         dev: &VvramDevice<Registered>,
@@ -382,7 +382,7 @@ impl Bound {
     }
 }
 
-/// The address space of a client, which is made for its first mapping.
+/// The address space of a client. It is created for its first mapping.
 #[pin_data]
 pub(crate) struct Vm {
     #[pin]
@@ -498,15 +498,15 @@ pub(crate) fn read(
                 here.with(dev, page_by)
             }?;
         }
-        // The mutex is not held, because another process may have to serve the page fault.
+        // The mutex is not held because another process may have to serve the page fault.
         to.write_slice(bytes)?;
         at += len as u64;
     }
     Ok(0)
 }
 
-/// Waits for moves of the import that is mapped at a page, if there is one, and for work that uses
-/// it where it was before. That may be work of any device, so an unplug must not wait for this.
+/// Waits for the moves of the import mapped at a page, if there is one, and for work that uses its
+/// old place. This may be work of any device, so an unplug must not wait for it.
 fn await_import(file: &drm::File<File>, page: usize) -> Result {
     let object = {
         let space = file.inner().get_ref().vm().space.lock();
@@ -534,8 +534,8 @@ fn read_page(
     skip: usize,
     to: &mut [u8],
 ) -> Result {
-    // A move of the object may not be done yet, and may fail and lose the content. That of an
-    // import is one of another device, for which the ioctl has waited before.
+    // A move of the object may not be done yet. It may fail and lose the content. A move of an
+    // import is done by another device and the ioctl has waited for it before.
     let is_import = object.object().as_import().is_some();
     let resv = object.resv();
     if is_import && !resv.resv().test_signaled(Usage::Kernel) {
@@ -559,8 +559,8 @@ fn read_page(
     }
 }
 
-/// The file `spaces` in debugfs: all mappings, with the numbers of entries that are present, and of
-/// those that are wrong.
+/// The file `spaces` in debugfs. It shows all mappings with the numbers of present and of wrong
+/// entries.
 pub(crate) struct Spaces;
 
 #[vtable]

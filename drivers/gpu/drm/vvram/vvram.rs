@@ -2,12 +2,11 @@
 
 //! VRAM behind a PCI BAR, exported peer to peer.
 //!
-//! The reference for drivers that adopt [`kernel::drm::gem::peer`]. The layers, from the top:
-//! `file` (the ioctls) and `copy` (the one that copies), `gem` (the objects and how the layers of
-//! the kernel crate see them), `driver` (probe, and the data that exists while the driver is bound),
-//! `hw` (the differences between devices), `vm` (address spaces of clients, as a GPU with page
-//! tables has them), `svm` (memory of processes that is in VRAM), `layout` (for tests: a BAR that
-//! shows VRAM in another order, and VRAM with holes).
+//! The reference for drivers adopting [`kernel::drm::gem::peer`]. The layers from the top: `file`
+//! (the ioctls) and `copy` (the copy ioctl); `gem` (the objects for the layers of the kernel
+//! crate); `driver` (probe and the data of the bound driver); `hw` (the differences between
+//! devices); `vm` (address spaces of clients, like those of a GPU with page tables); `svm` (process
+//! memory in VRAM); `layout` (for tests: a BAR with VRAM in another order, and VRAM with holes).
 
 mod copy;
 mod driver;

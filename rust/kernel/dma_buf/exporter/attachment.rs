@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Attachments as the exporter sees them: the request to attach, what an importer has pinned and
-//! mapped, and the request for a mapping.
+//! The exporter's view of attachments: requests to attach, the pins and mappings of an importer,
+//! and requests for a mapping.
 //!
 //! # Locking
 //!
@@ -38,12 +38,12 @@ use core::{
 
 /// A list of attachments, oldest first.
 ///
-/// The core has one as well, but adds an attachment some time after the exporter has accepted it: a
-/// decision about all importers that is made in between would miss the new one.
+/// The core has one as well but adds an attachment some time after the exporter has accepted it. A
+/// decision made about all importers in between would miss the new one.
 ///
 /// # Invariants
 ///
-/// Each attachment is valid, and its private data begins with [`Holdings`], which link it to its
+/// Each attachment is valid. Its private data begins with [`Holdings`], which link it to its
 /// neighbours in both directions.
 pub(super) struct Attachments {
     first: Cell<*mut bindings::dma_buf_attachment>,
@@ -63,14 +63,14 @@ impl Attachments {
     ///
     /// # Safety
     ///
-    /// The private data of `raw` must begin with [`Holdings`], `raw` must stay valid until it is
-    /// removed, and the reservation must be held.
+    /// The private data of `raw` must begin with [`Holdings`]. `raw` must stay valid until it is
+    /// removed. The reservation must be held.
     #[inline]
     pub(super) unsafe fn push(&self, raw: *mut bindings::dma_buf_attachment) {
         let last = self.last.replace(raw);
 
-        // INVARIANT: The attachment is linked to the one before it, and is the last.
-        // SAFETY: As promised by the caller, and by the type invariant.
+        // INVARIANT: The attachment is linked to the one before it and is the last.
+        // SAFETY: As promised by the caller and by the type invariant.
         unsafe {
             Holdings::of(raw).previous.set(last);
             if last.is_null() {
@@ -85,10 +85,10 @@ impl Attachments {
     ///
     /// # Safety
     ///
-    /// `raw` must be on the list, and the reservation must be held.
+    /// `raw` must be on the list and the reservation must be held.
     pub(super) unsafe fn remove(&self, raw: *mut bindings::dma_buf_attachment) {
         // INVARIANT: The neighbours of the attachment are linked to each other.
-        // SAFETY: As promised by the caller, and by the type invariant.
+        // SAFETY: As promised by the caller and by the type invariant.
         unsafe {
             let (previous, next) = (
                 Holdings::of(raw).previous.get(),
@@ -122,7 +122,7 @@ impl Attachments {
                 return None;
             }
 
-            // SAFETY: By the type invariant, and as promised by the caller.
+            // SAFETY: By the type invariant and as promised by the caller.
             next = unsafe { Holdings::of(raw) }.next.get();
             Some(raw)
         })
@@ -139,7 +139,7 @@ pub(super) struct Holdings {
 }
 
 impl Holdings {
-    /// Nothing is pinned or mapped yet.
+    /// Creates holdings without pins and mappings.
     #[inline]
     pub(super) const fn new() -> Self {
         Self {
@@ -152,12 +152,12 @@ impl Holdings {
 
     /// # Safety
     ///
-    /// `attach` must be a valid attachment of a buffer of an [`Exporter`], whose reservation is
-    /// held for `'a`.
+    /// `attach` must be a valid attachment of a buffer of an [`Exporter`]. The reservation of the
+    /// buffer must be held for `'a`.
     #[inline]
     pub(super) unsafe fn of<'a>(attach: *mut bindings::dma_buf_attachment) -> &'a Self {
-        // SAFETY: The private data of an attachment begins with its holdings, whatever the type of
-        // the exporter. The reservation guards them.
+        // SAFETY: The private data of an attachment begins with its holdings for every type of
+        // exporter. The reservation guards them.
         unsafe { &*(*attach).priv_.cast::<Self>() }
     }
 }
@@ -165,18 +165,18 @@ impl Holdings {
 /// The private data of an attachment, in `dma_buf_attachment.priv`.
 #[repr(C)]
 pub(super) struct AttachmentData<E: Exporter> {
-    /// First, so that it can be found before the type is known.
+    /// Must be first: it is accessed before the type is known.
     pub(super) holdings: Holdings,
     pub(super) data: E::Attachment,
 }
 
-/// An importer that asks to be attached.
+/// A request to attach an importer.
 pub struct AttachRequest<'a> {
     attach: &'a mut bindings::dma_buf_attachment,
 }
 
 impl<'a> AttachRequest<'a> {
-    /// Describes an attachment that is being made.
+    /// Creates the request for a new attachment.
     #[inline]
     pub(super) fn new(attach: &'a mut bindings::dma_buf_attachment) -> Self {
         Self { attach }
@@ -185,28 +185,29 @@ impl<'a> AttachRequest<'a> {
     /// Returns the device of the importer.
     #[inline]
     pub fn device(&self) -> &device::Device {
-        // SAFETY: The core passes a valid device, which outlives its attachment.
+        // SAFETY: The core passes a valid device outliving its attachment.
         unsafe { device::Device::from_raw(self.attach.dev) }
     }
 
-    /// Returns the name of the driver of the importer's device, or that of its bus if it has none.
+    /// Returns the name of the driver of the importer's device, or of its bus if it has no driver.
     ///
     /// Mirrors `dev_driver_string()`.
     #[inline]
     pub fn driver_name(&self) -> &CStr {
-        // SAFETY: The device is valid, and the function returns a valid string. The name of a bus
-        // is static, that of a driver as long as its module is loaded: the importer is at work for
-        // its device, and does not outlive the module of the driver.
+        // SAFETY: The device is valid and the function returns a valid string. The name of a bus is
+        // static. That of a driver is valid as long as the driver's module is loaded: the importer
+        // works for its device and does not outlive this module.
         unsafe { CStr::from_char_ptr(bindings::dev_driver_string(self.attach.dev)) }
     }
 
-    /// Returns the name of the bus of the importer's device, which is empty if it is on none.
+    /// Returns the name of the bus of the importer's device. It is empty if the device is on no
+    /// bus.
     #[inline]
     pub fn bus_name(&self) -> &CStr {
-        // SAFETY: The device is valid, and its bus does not change. The importer is at work for the
-        // device, so that the bus is not unregistered.
+        // SAFETY: The device is valid and its bus does not change. The bus is not unregistered
+        // while the importer works for the device.
         match unsafe { (*self.attach.dev).bus.as_ref() } {
-            // SAFETY: The name of a bus is a valid string, which does not change.
+            // SAFETY: The name of a bus is a valid constant string.
             Some(bus) => unsafe { CStr::from_char_ptr(bus.name) },
             None => c"",
         }
@@ -244,14 +245,13 @@ impl<'a> AttachRequest<'a> {
     }
 }
 
-/// Ties a value to one call of a callback: invariant, so that `'r` matches no other lifetime.
+/// Ties a value to one call of a callback. Invariant, so that `'r` matches no other lifetime.
 pub(super) type Brand<'r> = PhantomData<fn(&'r ()) -> &'r ()>;
 
-/// An importer that asks for a mapping: the attachment, and the permission to map the buffer for
-/// it.
+/// A request for a mapping: an attachment with the permission to map the buffer for it.
 ///
-/// Only [`Exporter::map`] gets it. When that has returned, the mapping is counted, so that an
-/// unbind waits for it, and a mapping that was made and not returned is unmapped.
+/// Passed to [`Exporter::map`] only. After its return the mapping is counted, so an unbind waits
+/// for it. A mapping created but not returned is unmapped.
 pub struct MapRequest<'r, E: Exporter>(pub(super) Attached<'r, E>);
 
 impl<'r, E: Exporter> Deref for MapRequest<'r, E> {
@@ -263,12 +263,12 @@ impl<'r, E: Exporter> Deref for MapRequest<'r, E> {
     }
 }
 
-/// An attachment of a buffer, seen with the reservation held.
+/// An attachment of a buffer with the reservation held.
 ///
 /// # Invariants
 ///
-/// `raw` is a valid attachment of a buffer of `E`, whose reservation is held for `'r`; its private
-/// data is an `AttachmentData` of `E`.
+/// `raw` is a valid attachment of a buffer of `E`. The reservation of the buffer is held for `'r`.
+/// The private data of `raw` is an `AttachmentData` of `E`.
 pub struct Attached<'r, E: Exporter> {
     raw: NonNull<bindings::dma_buf_attachment>,
     _brand: Brand<'r>,
@@ -278,8 +278,8 @@ pub struct Attached<'r, E: Exporter> {
 impl<'r, E: Exporter> Attached<'r, E> {
     /// # Safety
     ///
-    /// `raw` must be a valid attachment that was accepted by the table of `E`, and the reservation
-    /// of its buffer must be held for `'r`.
+    /// `raw` must be a valid attachment accepted by the table of `E`. The reservation of its buffer
+    /// must be held for `'r`.
     #[inline]
     pub(super) unsafe fn from_raw(raw: *mut bindings::dma_buf_attachment) -> Self {
         // INVARIANT: By the safety requirements.
@@ -303,7 +303,7 @@ impl<'r, E: Exporter> Attached<'r, E> {
         unsafe { &*(*self.as_raw()).priv_.cast::<AttachmentData<E>>() }
     }
 
-    /// Returns what the exporter keeps for the bound device.
+    /// Returns the exporter's data of the bound device.
     ///
     /// # Errors
     ///
@@ -313,7 +313,7 @@ impl<'r, E: Exporter> Attached<'r, E> {
     pub(super) fn bound(&self) -> Result<&BoundOf<'_, E>> {
         let buf = self.dma_buf();
 
-        // SAFETY: By the type invariant this is a buffer of `E`, whose reservation is held.
+        // SAFETY: By the type invariant this is a buffer of `E` with its reservation held.
         unsafe { Buffer::<E>::of(buf).locked(buf) }.map(|cx| cx.bound)
     }
 
@@ -331,7 +331,7 @@ impl<'r, E: Exporter> Attached<'r, E> {
         unsafe { device::Device::from_raw((*self.as_raw()).dev) }
     }
 
-    /// Returns what [`Exporter::attach`] returned.
+    /// Returns the data returned by [`Exporter::attach`].
     #[inline]
     pub fn data(&self) -> &E::Attachment {
         &self.private().data
@@ -358,19 +358,20 @@ impl<'r, E: Exporter> Attached<'r, E> {
         unsafe { bindings::dma_buf_attach_revocable(self.as_raw()) }
     }
 
-    /// Returns how many times the attachment is pinned.
+    /// Returns the number of pins of the attachment.
     #[inline]
     pub fn pins(&self) -> usize {
         self.holdings().pins.get()
     }
 
-    /// Returns how many mappings the attachment holds.
+    /// Returns the number of mappings of the attachment.
     #[inline]
     pub fn maps(&self) -> usize {
         self.with_tables(|tables| tables.len())
     }
 
-    /// Returns how many mappings of the device's own memory the attachment holds.
+    /// Returns the number of mappings of the attachment that lead to the exporting device's own
+    /// memory.
     pub(super) fn peer_maps(&self) -> usize {
         self.with_tables(|tables| tables.iter().filter(|table| !table.has_pages()).count())
     }
@@ -383,16 +384,16 @@ impl<'r, E: Exporter> Attached<'r, E> {
     /// Unmaps the tables for which `keep` returns false.
     pub(super) fn unmap_unless(&self, mut keep: impl FnMut(&mut Table) -> bool) {
         while let Some(table) = self.with_tables(|tables| tables.take(|table| !keep(table))) {
-            // SAFETY: It was a table of this attachment, whose reservation is held.
+            // SAFETY: It was a table of this attachment and the reservation is held.
             unsafe { table.unmap(self.as_raw()) };
         }
     }
 
-    /// Calls `f` with the tables that the importer has. `f` must not call this again.
+    /// Calls `f` with the importer's tables. `f` must not call this again.
     #[inline]
     pub(super) fn with_tables<R>(&self, f: impl FnOnce(&mut Tables) -> R) -> R {
-        // SAFETY: The reservation, which guards the tables, is held by the type invariant. `f` has
-        // no other way to them.
+        // SAFETY: The reservation guards the tables and is held by the type invariant. `f` has no
+        // other way to them.
         f(unsafe { &mut *self.holdings().tables.get() })
     }
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The private data of a dma-buf, and the ways in which its exporter reaches it.
+//! The private data of a dma-buf and the accessors of its exporter.
 //!
 //! # Locking
 //!
-//! The reservation of the buffer guards the bound device, the attachments and the mapping of the
-//! kernel. [`LockedBuffer`] is the proof that it is held.
+//! The reservation of the buffer guards the bound device, the attachments and the kernel mapping. A
+//! [`LockedBuffer`] is the proof that it is held.
 
 use super::{
     attachment::{
@@ -57,15 +57,14 @@ use core::{
     }, //
 };
 
-/// The part of the private data that is the same for every [`Exporter`].
+/// The part of the private data common to all types of [`Exporter`].
 pub(super) struct Common {
     exporter_type: TypeId,
 
     /// The place on the list of the exporting driver.
     links: Links,
 
-    /// The attachments, from when the exporter accepts them until they are detached. Guarded by the
-    /// reservation.
+    /// The attachments accepted by the exporter and not yet detached. Guarded by the reservation.
     pub(super) attached: Attachments,
 }
 
@@ -73,40 +72,39 @@ pub(super) struct Common {
 #[repr(C)]
 #[pin_data]
 pub(super) struct Buffer<E: Exporter> {
-    /// First in every `Buffer`, so that it can be found before the type is known.
+    /// Must be first in every `Buffer`: it is accessed before the type is known.
     pub(super) common: Common,
 
     pub(super) exporter: E,
 
-    /// The list that the buffer is on.
+    /// The list containing the buffer.
     pub(super) registry: Arc<Registry>,
 
-    /// The data of the bound device that the callbacks need; `None` once revoked. Guarded by the
+    /// The data of the bound device for the callbacks; `None` once revoked. Guarded by the
     /// reservation.
     bound: UnsafeCell<Option<NonNull<BoundOf<'static, E>>>>,
 
-    /// How many mappings of the device's own memory there are: those of importers, and one for the
-    /// kernel (vmap). Changes with the reservation held. Mappings of system memory are not counted:
-    /// the memory stays as long as the buffer, so an unbind does not wait for them.
+    /// The number of mappings of the device's own memory: those of importers and one for the kernel
+    /// (vmap). Changes with the reservation held. Mappings of system memory are not counted: this
+    /// memory stays as long as the buffer, so an unbind does not wait for them.
     mappings: Atomic<usize>,
 
     /// The mapping for the kernel. Guarded by the reservation.
     pub(super) kernel: Cell<Option<KBox<dyn KernelMapping>>>,
 
-    /// The mappings of processes, of an exporter with [`pages`](Exporter::pages).
+    /// The mappings of processes if the exporter has [`pages`](Exporter::pages).
     pub(super) user: SetOnce<UserMappings>,
 }
 
-// SAFETY: `bound`, `kernel`, and the attachments with their holdings, are guarded by the
-// reservation, and the links by the mutex of the list; `bound` points to a value that is `Send` and
-// `Sync`.
+// SAFETY: The reservation guards `bound`, `kernel` and the attachments with their holdings. The
+// mutex of the list guards the links. `bound` points to a value that is `Send` and `Sync`.
 unsafe impl<E: Exporter> Send for Buffer<E> {}
 
 // SAFETY: As for `Send`.
 unsafe impl<E: Exporter> Sync for Buffer<E> {}
 
 impl<E: Exporter> Buffer<E> {
-    /// Makes the private data of a buffer that is about to be exported.
+    /// Creates the private data of a buffer to be exported.
     ///
     /// # Safety
     ///
@@ -141,12 +139,12 @@ impl<E: Exporter> Buffer<E> {
     /// `buf` must have been exported with the table of `E`.
     #[inline]
     pub(super) unsafe fn of(buf: &DmaBuf) -> &Self {
-        // SAFETY: By the safety requirements `priv` points to a `Self`, which lives until the
-        // release of the dma-buf.
+        // SAFETY: By the safety requirements `priv` points to a `Self` living until the release of
+        // the dma-buf.
         unsafe { &*(*buf.as_raw()).priv_.cast::<Self>() }
     }
 
-    /// Makes the view that callbacks get.
+    /// Creates the view passed to callbacks.
     ///
     /// # Errors
     ///
@@ -157,11 +155,11 @@ impl<E: Exporter> Buffer<E> {
     /// The reservation of `buf` must be held for `'a`, and `buf` must be the dma-buf of `self`.
     #[inline]
     pub(super) unsafe fn locked<'a>(&'a self, buf: &'a DmaBuf) -> Result<LockedBuffer<'a, E>> {
-        // SAFETY: The reservation guards `bound`, and the caller holds it.
+        // SAFETY: The reservation guards `bound` and the caller holds it.
         let bound = unsafe { *self.bound.get() }.ok_or(ENODEV)?;
 
-        // INVARIANT: The reservation is held, and the device is bound until `revoke`, which needs
-        // the reservation.
+        // INVARIANT: The reservation is held. The device is bound until `revoke`, which needs the
+        // reservation.
         Ok(LockedBuffer {
             buf,
             // SAFETY: `bound` is valid until `revoke`.
@@ -183,7 +181,7 @@ impl<E: Exporter> Buffer<E> {
         let _: &'a DmaBuf = buf;
 
         // SAFETY: As promised by the caller. Attachments on the list were accepted by the exporter
-        // of this buffer, and stay valid while the reservation is held.
+        // of this buffer and stay valid while the reservation is held.
         unsafe {
             self.common
                 .attached
@@ -192,18 +190,18 @@ impl<E: Exporter> Buffer<E> {
         }
     }
 
-    /// Revokes the buffer: takes the bound device away from it, and invalidates the mappings of
-    /// importers. Does nothing if it is revoked already.
+    /// Revokes the buffer: clears its bound device and invalidates the mappings of importers. Does
+    /// nothing if it is revoked already.
     pub(super) fn revoke(&self, buf: &DmaBuf) {
         let _guard = buf.resv().lock();
 
-        // SAFETY: The reservation guards `bound`. No `LockedBuffer` view exists, as each is only
-        // handed out for a call that holds the reservation.
+        // SAFETY: The reservation guards `bound`. No `LockedBuffer` exists because each is only
+        // handed out for a call with the reservation held.
         if unsafe { &mut *self.bound.get() }.take().is_none() {
             return;
         }
         self.exporter.revoke();
-        // A later page fault waits for the reservation, and then finds the buffer revoked.
+        // A later page fault waits for the reservation and then finds the buffer revoked.
         if let Some(user) = self.user.as_ref() {
             user.unmap();
         }
@@ -230,9 +228,10 @@ impl<E: Exporter> Buffer<E> {
     pub(super) unsafe fn put_mapping(&self) {
         let left = self.mappings().saturating_sub(1);
 
-        // Orders what the importer did, and the unmap, before what follows the wait for them.
+        // Orders the work of the importer and the unmap before everything that follows the wait for
+        // them.
         self.mappings.store(left, Release);
-        // SAFETY: The reservation guards `bound`, and the caller holds it.
+        // SAFETY: The reservation guards `bound` and the caller holds it.
         if left == 0 && unsafe { (*self.bound.get()).is_none() } {
             self.registry.wake_waiter();
         }
@@ -249,37 +248,36 @@ impl<E: Exporter> Buffer<E> {
 ///
 /// # Safety
 ///
-/// `buf` must be a buffer of an [`Exporter`] that is not freed for `'a`.
+/// `buf` must be a buffer of an [`Exporter`] and must not be freed during `'a`.
 pub(super) unsafe fn links_of<'a>(buf: *mut bindings::dma_buf) -> &'a Links {
     // SAFETY: As promised by the caller; the private data of a buffer begins with `Common`.
     &unsafe { &*(*buf).priv_.cast::<Common>() }.links
 }
 
-/// Makes the CPU see what devices wrote through mappings that were invalidated and not unmapped
-/// since.
+/// Synchronizes invalidated mappings that are not unmapped yet: the CPU sees the writes of devices.
 ///
-/// The exporter calls it after `dma_buf_invalidate_mappings()`, and after a wait for the fences of
-/// the importers. Afterwards it can move the content of the buffer, or close its window. A later
-/// unmap of such a mapping does not write to the old memory, which may belong to something else by
+/// The exporter calls it after `dma_buf_invalidate_mappings()` and a wait for the fences of the
+/// importers. Afterwards it can move the content of the buffer or close its window. A later unmap
+/// of such a mapping does not write to the old memory because this memory may have a new owner by
 /// then.
 ///
 /// # Safety
 ///
-/// `buf` must be a valid buffer of an [`Exporter`], whose reservation is held, and the memory that
-/// was mapped must still be there.
+/// `buf` must be a valid buffer of an [`Exporter`] with its reservation held. The mapped memory
+/// must still be there.
 pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
     // SAFETY: As promised by the caller; the private data of a buffer begins with `Common`.
     let common = unsafe { &*(*buf).priv_.cast::<Common>() };
 
     // SAFETY: The reservation is held.
     for raw in unsafe { common.attached.iter() } {
-        // SAFETY: Attachments on the list are valid, and the reservation is held.
+        // SAFETY: Attachments on the list are valid and the reservation is held.
         let (dev, holdings) = unsafe { ((*raw).dev, Holdings::of(raw)) };
         // SAFETY: The reservation guards the tables; there is no other reference to them.
         let tables = unsafe { &mut *holdings.tables.get() };
 
         for table in tables.iter_mut().filter(|table| !table.retired) {
-            // SAFETY: The table is one of the attachment, whose memory is still there.
+            // SAFETY: The table belongs to the attachment and its memory is still there.
             unsafe { table.sync_for_cpu(dev) };
             table.retired = true;
         }
@@ -291,10 +289,10 @@ pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
 ///
 /// # Safety
 ///
-/// `buf` must be a valid buffer of an [`Exporter`], whose reservation is held.
+/// `buf` must be a valid buffer of an [`Exporter`] with its reservation held.
 pub(crate) unsafe fn is_mapped(buf: *mut bindings::dma_buf) -> bool {
     // SAFETY: As promised by the caller; the private data of a buffer begins with `Common`. The
-    // reservation guards the attachments and their tables, to which there is no other reference.
+    // reservation guards the attachments and their tables. There is no other reference to them.
     unsafe {
         (*(*buf).priv_.cast::<Common>())
             .attached
@@ -307,7 +305,7 @@ pub(crate) unsafe fn is_mapped(buf: *mut bindings::dma_buf) -> bool {
 ///
 /// # Safety
 ///
-/// `buf` must be null, or a valid buffer of an [`Exporter`], whose reservation is held.
+/// `buf` must be null or a valid buffer of an [`Exporter`] with its reservation held.
 pub(crate) unsafe fn is_pinned(buf: *mut bindings::dma_buf) -> bool {
     // SAFETY: As in `is_mapped()`.
     !buf.is_null()
@@ -323,7 +321,7 @@ pub(crate) unsafe fn is_pinned(buf: *mut bindings::dma_buf) -> bool {
 ///
 /// # Invariants
 ///
-/// The reservation of `buf` is held, and the device that exported it is bound, for `'a`.
+/// For `'a` the reservation of `buf` is held and the exporting device is bound.
 pub struct LockedBuffer<'a, E: Exporter> {
     buf: &'a DmaBuf,
     pub(super) bound: &'a BoundOf<'a, E>,
@@ -345,10 +343,10 @@ impl<'a, E: Exporter> LockedBuffer<'a, E> {
 
     /// Iterates over the attachments, oldest first.
     ///
-    /// An attachment that is being made is not among them yet.
+    /// An attachment is among them once the exporter has accepted it.
     pub fn attachments(&self) -> impl Iterator<Item = Attached<'_, E>> {
-        // SAFETY: By the type invariant the reservation is held, and a view is only made of a
-        // buffer that was exported with the table of `E`.
+        // SAFETY: By the type invariant the reservation is held. A view is only created of a buffer
+        // exported with the table of `E`.
         unsafe { Buffer::<E>::of(self.buf).attachments(self.buf) }
     }
 }
@@ -361,7 +359,7 @@ impl<'a, E: Exporter> LockedBuffer<'a, E> {
 ///
 /// - `EINVAL` if `buf` is not a buffer of `E`.
 /// - `ENODEV` if it was revoked.
-/// - What `f` returns.
+/// - The errors of `f`.
 pub fn with_exporter<E, R>(
     buf: &DmaBuf,
     f: impl FnOnce(&E, &LockedBuffer<'_, E>) -> Result<R>,
@@ -399,14 +397,14 @@ where
     unsafe { buffer.locked(buf) }.and_then(|cx| f(&buffer.exporter, &cx))
 }
 
-/// Calls `f` with the exporter of a buffer and its view of an attachment, for an importer that
-/// holds the reservation.
+/// Calls `f` with the exporter of a buffer and its view of an attachment, for an importer holding
+/// the reservation.
 ///
 /// # Errors
 ///
 /// - `EINVAL` if it is not a buffer of `E`.
 /// - `ENODEV` if it was revoked.
-/// - What `f` returns.
+/// - The errors of `f`.
 pub(crate) fn with_exporter_of<E, R>(
     at: &MappingSlot<'_>,
     f: impl FnOnce(&E, &LockedBuffer<'_, E>, &Attached<'_, E>) -> Result<R>,
@@ -417,8 +415,8 @@ where
     let buf = at.dma_buf();
     let buffer = buffer_of::<E>(buf).ok_or(EINVAL)?;
 
-    // SAFETY: The slot exists while the reservation is held. It is that of an attachment of `buf`,
-    // which the table of `E` accepted.
+    // SAFETY: The slot exists while the reservation is held. It belongs to an attachment of `buf`
+    // accepted by the table of `E`.
     let (cx, at) = unsafe { (buffer.locked(buf)?, Attached::from_raw(at.as_raw())) };
 
     f(&buffer.exporter, &cx, &at)
@@ -440,17 +438,16 @@ pub(crate) unsafe fn assume_exporter_of<E: Exporter>(buf: &DmaBuf) -> &E {
 }
 
 fn buffer_of<E: Exporter>(buf: &DmaBuf) -> Option<&Buffer<E>> {
-    // SAFETY: The dma-buf is valid, and its table never changes.
+    // SAFETY: The dma-buf is valid and its table never changes.
     let ops = unsafe { (*buf.as_raw()).ops };
 
     if !ptr::eq(ops, E::OPS.as_raw()) {
         return None;
     }
 
-    // A driver that does not keep its table in a `static` could share the address with another
-    // driver.
+    // Without a `static` for its table a driver could share the address with another driver.
     // SAFETY: The table belongs to an exporter in Rust, and only `Exports::export` uses such
-    // tables. Hence `priv` is a `Buffer`, of whichever type, and begins with `Common`.
+    // tables. Hence `priv` is a `Buffer` of some type and begins with `Common`.
     let exporter_type = unsafe { (*(*buf.as_raw()).priv_.cast::<Common>()).exporter_type };
 
     if exporter_type == TypeId::of::<E>() {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Access by the CPU: the callbacks of the dma-buf core and of the memory management for it.
+//! CPU access: the callbacks of the dma-buf core and of the memory management.
 //!
-//! A process maps a buffer and announces its accesses; the kernel maps it with a vmap. For an
-//! exporter with [`pages`](Exporter::pages) this file makes the mappings, for others the exporter
-//! does.
+//! A process maps a buffer and announces its accesses; the kernel maps it with a vmap. The mappings
+//! are created here for an exporter with [`pages`](Exporter::pages), else by the exporter.
 
 use super::{
     buffer::Buffer,
@@ -30,12 +29,12 @@ use crate::{
 };
 use core::marker::PhantomData;
 
-/// How often an access by the CPU waits for fences without the reservation, before it waits with
-/// the reservation held, so that no fence is added.
+/// The number of waits of a CPU access for fences without the reservation. The next wait holds the
+/// reservation, so that no fence is added.
 const WAITS: u32 = 3;
 
 impl<E: Exporter> Ops<E> {
-    /// The operations of an area of a process that maps pages.
+    /// The operations of a VMA that maps pages.
     const VM_OPS: bindings::vm_operations_struct = bindings::vm_operations_struct {
         fault: Some(fault_callback::<E>),
         ..pin_init::zeroed()
@@ -67,8 +66,8 @@ pub(super) unsafe extern "C" fn begin_cpu_access_callback<E: Exporter>(
 
         let mut guard = buf.resv().lock_interruptible()?;
         let mut waits = 0;
-        // The wait for fences that were added before the lock was taken is made without the lock,
-        // because other tasks need it.
+        // Fences added before the lock was taken are waited for without the lock because other
+        // tasks need it.
         while !buf.resv().test_signaled(usage) {
             if waits == WAITS {
                 buf.resv().wait(usage, true)?;
@@ -124,7 +123,7 @@ pub(super) unsafe extern "C" fn mmap_callback<E: Exporter>(
         // SAFETY: This callback is only in the table of `E`.
         let buffer = unsafe { Buffer::<E>::of(buf) };
 
-        // SAFETY: The core passes the area of an `mmap()` that is under way.
+        // SAFETY: The core passes the VMA of an ongoing `mmap()`.
         let vma = unsafe { VmaNew::from_raw(vma) };
 
         buffer.exporter.mmap(buf, vma)?;
@@ -151,10 +150,10 @@ pub(super) unsafe extern "C" fn mmap_pages_callback<E: Exporter>(
 
         drop(guard);
         ret?;
-        // No page is inserted yet: a revocation would not find it, as the area is not on the list
-        // of the file before this returns.
-        // SAFETY: The core passes the area of an `mmap()` that is under way. Its file is that of
-        // the dma-buf, so it keeps that, and the module of the operations.
+        // No page is inserted yet: a revocation would not find it because the VMA is only added to
+        // the list of the file after this returns.
+        // SAFETY: The core passes the VMA of an ongoing `mmap()`. Its file is that of the dma-buf,
+        // so it keeps the dma-buf and the module of the operations.
         unsafe {
             let area = VmaNew::from_raw(vma);
 
@@ -169,12 +168,12 @@ pub(super) unsafe extern "C" fn mmap_pages_callback<E: Exporter>(
 
 /// # Safety
 ///
-/// Called by the memory management with a fault in an area that [`mmap_pages_callback`] has set up.
+/// Called by the memory management with a fault in a VMA set up by [`mmap_pages_callback`].
 unsafe extern "C" fn fault_callback<E: Exporter>(
     vmf: *mut bindings::vm_fault,
 ) -> bindings::vm_fault_t {
-    // SAFETY: The fault and its area are valid, and the area has a reference to the dma-buf, which
-    // is its private data.
+    // SAFETY: The fault and its VMA are valid. The private data of the VMA is the dma-buf, to which
+    // the VMA holds a reference.
     let (buf, index) = unsafe {
         let fault = &(*vmf).__bindgen_anon_1;
 
@@ -183,7 +182,7 @@ unsafe extern "C" fn fault_callback<E: Exporter>(
             fault.pgoff,
         )
     };
-    // SAFETY: The area is one of a dma-buf with the table of `E`.
+    // SAFETY: The VMA is one of a dma-buf with the table of `E`.
     let buffer = unsafe { Buffer::<E>::of(buf) };
 
     // The process retries the access after it has handled the signal.
@@ -193,7 +192,7 @@ unsafe extern "C" fn fault_callback<E: Exporter>(
     // SAFETY: The reservation is held until after the view is gone.
     let ret = unsafe { buffer.locked(buf) }
         .and_then(|cx| buffer.exporter.pages(&cx))
-        // SAFETY: The fault is valid, and one of an area with `VM_MIXEDMAP`.
+        // SAFETY: The fault is valid and in a VMA with `VM_MIXEDMAP`.
         .and_then(|pages| unsafe { insert_page(vmf, &pages, index) });
 
     drop(guard);
@@ -238,7 +237,7 @@ pub(super) unsafe extern "C" fn vmap_pages_callback<E: Exporter>(
     })
 }
 
-/// Has the exporter map a buffer, and keeps the mapping until [`vunmap_callback`].
+/// Lets the exporter map a buffer and keeps the mapping until [`vunmap_callback`].
 ///
 /// # Safety
 ///
@@ -248,7 +247,7 @@ unsafe fn keep<E: Exporter>(
     map: *mut bindings::iosys_map,
     new: impl FnOnce(&E, &LockedBuffer<'_, E>) -> Result<KBox<dyn KernelMapping>>,
 ) -> Result<c_int> {
-    // SAFETY: The core passes a valid dma-buf, with the reservation held.
+    // SAFETY: The core passes a valid dma-buf with the reservation held.
     let buf = unsafe { DmaBuf::from_raw(raw_buf) };
     // SAFETY: The callbacks are only in the table of `E`.
     let buffer = unsafe { Buffer::<E>::of(buf) };
@@ -266,8 +265,8 @@ unsafe fn keep<E: Exporter>(
         unsafe { buffer.get_mapping() };
     }
 
-    // SAFETY: The core passes a pointer to a structure that it wants to have filled. By the
-    // requirements of the trait the memory stays mapped until the mapping is dropped.
+    // SAFETY: The core passes a pointer to a structure to be filled. By the requirements of the
+    // trait the memory stays mapped until the mapping is dropped.
     unsafe { map.write(place.into_raw()) };
     buffer.kernel.set(Some(mapping));
     Ok(0)
@@ -280,7 +279,7 @@ pub(super) unsafe extern "C" fn vunmap_callback<E: Exporter>(
     raw_buf: *mut bindings::dma_buf,
     _map: *mut bindings::iosys_map,
 ) {
-    // SAFETY: The core passes a valid dma-buf, with the reservation held.
+    // SAFETY: The core passes a valid dma-buf with the reservation held.
     let buf = unsafe { DmaBuf::from_raw(raw_buf) };
     // SAFETY: This callback is only in the table of `E`.
     let buffer = unsafe { Buffer::<E>::of(buf) };

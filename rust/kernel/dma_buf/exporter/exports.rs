@@ -1,27 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The buffers that a bound driver has exported.
+//! The buffers exported by a bound driver.
 //!
-//! A dma-buf lives for as long as its file, so it may outlive the driver that exported it, and
-//! importers may hold addresses of a device that is going away. [`Exports`] is the list of a
-//! driver's buffers. When it is dropped, or the driver unbound, it revokes all of them:
+//! A dma-buf lives as long as its file, so it may outlive the exporting driver: importers may hold
+//! addresses of a device that is going away. [`Exports`] is the list of a driver's buffers. When it
+//! is dropped or the driver is unbound, all of them are revoked:
 //!
-//! 1. no new attachment, pin or mapping is made (`ENODEV`),
-//! 2. pages that processes have mapped are unmapped, and the mappings of importers are invalidated,
-//! 3. the driver waits for the fences of work on the buffers,
-//! 4. the driver waits for mappings of the device's own memory, without a limit: an importer that
-//!    cannot be revoked, such as most RDMA devices, keeps its addresses until it is done. A message
-//!    names it. A PCI device that was removed by surprise accesses nothing any more, so the
-//!    mappings that its driver still holds are not waited for.
+//! 1. New attachments, pins and mappings fail (`ENODEV`).
+//! 2. Pages mapped by processes are unmapped and the mappings of importers are invalidated.
+//! 3. The driver waits for the fences of work on the buffers.
+//! 4. The driver waits for mappings of the device's own memory without a limit: a non-revocable
+//!    importer, such as most RDMA devices, keeps its addresses until it is done. A message names
+//!    it. A PCI device removed by surprise accesses nothing any more, so mappings still held by its
+//!    driver are not waited for.
 //!
-//! System memory stays as long as the buffer, so mappings of it are not waited for.
+//! System memory stays as long as the buffer, so its mappings are not waited for.
 //!
 //! # Locking
 //!
-//! The list's mutex is not held while another lock is taken. The list does not own references to
-//! the buffers; a buffer takes itself off the list before it is freed, and waits for a revocation
-//! that is looking at it. The list is linked through the buffers, so that adding a buffer needs no
-//! memory.
+//! No other lock is taken under the list's mutex. The list owns no references to the buffers: a
+//! buffer removes itself from the list before it is freed and waits for a revocation working on it.
+//! The list is linked through the buffers, so that adding a buffer needs no memory.
 
 use super::{
     buffer::{
@@ -76,11 +75,11 @@ use core::{
     }, //
 };
 
-/// How often the wait for mappings looks whether an importer was removed by surprise, which ends no
-/// mapping, in milliseconds.
+/// The interval in milliseconds between checks for importers removed by surprise during the wait
+/// for mappings: such a removal ends no mapping.
 const LOOK_MS: u32 = 2_000;
-/// How long it is silent after it has named an importer. Each time is twice as long as the time
-/// before, up to the maximum.
+/// The time in milliseconds from the first message about an importer to the next. It doubles with
+/// each message up to the maximum.
 const REMIND_MS: i64 = 10_000;
 const REMIND_MAX_MS: i64 = 600_000;
 
@@ -88,8 +87,8 @@ const REMIND_MAX_MS: i64 = 600_000;
 pub(super) struct Links {
     previous: Cell<*mut bindings::dma_buf>,
     next: Cell<*mut bindings::dma_buf>,
-    /// Whether [`Kept`] keeps the buffer from being freed.
-    held: Cell<bool>,
+    /// How many [`Kept`] keep the buffer from being freed.
+    held: Cell<usize>,
 }
 
 impl Links {
@@ -97,7 +96,7 @@ impl Links {
         Self {
             previous: Cell::new(ptr::null_mut()),
             next: Cell::new(ptr::null_mut()),
-            held: Cell::new(false),
+            held: Cell::new(0),
         }
     }
 }
@@ -106,31 +105,31 @@ impl Links {
 ///
 /// # Invariants
 ///
-/// The buffers that [`Links`] lead to from it were all exported by [`Exports`] of the same list,
-/// and are valid. They are linked in both directions.
+/// All buffers linked from it by [`Links`] are valid and were exported by [`Exports`] of the same
+/// list. They are linked in both directions.
 struct First(*mut bindings::dma_buf);
 
-// SAFETY: The buffers, and their links, may be used from any task that has the mutex of the list.
+// SAFETY: The buffers and their links may be used from any task holding the mutex of the list.
 unsafe impl Send for First {}
 
-/// The dma-bufs on a list, the youngest first.
+/// A list of dma-bufs with the youngest first.
 #[pin_data]
 pub(super) struct Registry {
     #[pin]
     first: Mutex<First>,
 
-    /// Woken when [`Kept`] does not keep a buffer from being freed any more.
+    /// Woken when a [`Kept`] is dropped and no longer keeps its buffer from being freed.
     #[pin]
     released: CondVar,
 
     /// Whether the buffers were revoked.
     closed: Atomic<bool>,
 
-    /// Taken to wait for `unmapped`, inside of no other lock but a reservation.
+    /// Taken to wait for `unmapped`; nests in no other lock than a reservation.
     #[pin]
     waiting: Mutex<()>,
 
-    /// Woken when the last mapping of a buffer that was revoked is gone.
+    /// Woken when the last mapping of a revoked buffer is gone.
     #[pin]
     unmapped: CondVar,
 }
@@ -156,14 +155,14 @@ impl Registry {
     ///
     /// # Safety
     ///
-    /// `buf` must be a buffer that was made for this list and is on no list. It must stay valid
-    /// until it is taken off, see [`Self::remove`].
+    /// `buf` must be a buffer created for this list and must be on no list. It must stay valid
+    /// until [`Self::remove`].
     unsafe fn insert(&self, buf: *mut bindings::dma_buf) {
         let mut first = self.first.lock();
         let next = first.0;
 
-        // INVARIANT: The buffer is linked to the one after it, and is the first.
-        // SAFETY: As promised by the caller, and by the type invariant; the mutex is held.
+        // INVARIANT: The buffer is linked to the one after it and is the first.
+        // SAFETY: As promised by the caller and by the type invariant; the mutex is held.
         unsafe {
             links_of(buf).next.set(next);
             if !next.is_null() {
@@ -173,21 +172,21 @@ impl Registry {
         first.0 = buf;
     }
 
-    /// Takes a buffer off the list.
+    /// Removes a buffer from the list.
     ///
-    /// Called while the buffer is released, before any part of it is freed. Waits for a revocation
-    /// that is looking at the buffer; that revocation does not wait for mappings, because the last
-    /// of them is gone before the release.
+    /// Called during the release of the buffer before any part of it is freed. Waits for a
+    /// revocation working on the buffer. This revocation does not wait for mappings because the
+    /// last of them is gone before the release.
     ///
     /// # Safety
     ///
     /// The buffer must be on the list.
     pub(super) unsafe fn remove(&self, buf: *mut bindings::dma_buf) {
         let mut first = self.first.lock();
-        // SAFETY: As promised by the caller; the mutex is held whenever the links are looked at.
+        // SAFETY: As promised by the caller; the links are only accessed with the mutex held.
         let links = unsafe { links_of(buf) };
 
-        while links.held.get() {
+        while links.held.get() != 0 {
             self.released.wait(&mut first);
         }
 
@@ -206,10 +205,10 @@ impl Registry {
         }
     }
 
-    /// Keeps the buffer that follows `after` on the list, or the first one, from being freed.
+    /// Returns the buffer following `after`, or the first one, and keeps it from being freed.
     ///
     /// A reference cannot be taken: the file of a buffer may be gone while an `O_PATH` descriptor
-    /// keeps the dentry, and so the buffer.
+    /// keeps the dentry and so the buffer.
     fn next(&self, after: Option<&Kept<'_>>) -> Option<Kept<'_>> {
         let first = self.first.lock();
         let buf = match after {
@@ -222,9 +221,9 @@ impl Registry {
         }
 
         // SAFETY: By the type invariant it is valid; the mutex is held.
-        unsafe { links_of(buf) }.held.set(true);
-        // INVARIANT: The buffer was just marked as kept. Only the driver that is being unbound
-        // marks buffers, one at a time.
+        let links = unsafe { links_of(buf) };
+        links.held.set(links.held.get() + 1);
+        // INVARIANT: The buffer was just marked as kept once more.
         Some(Kept {
             registry: self,
             buf,
@@ -240,7 +239,7 @@ impl Registry {
     }
 }
 
-/// A buffer on a list that is not freed for as long as this exists.
+/// A buffer on a list, kept from being freed.
 ///
 /// # Invariants
 ///
@@ -253,7 +252,7 @@ struct Kept<'a> {
 impl Kept<'_> {
     fn buf(&self) -> &DmaBuf {
         // SAFETY: By the type invariant the release of the buffer has not got past
-        // `Registry::remove()`, so everything of it is valid. No `ARef` is made of the reference.
+        // `Registry::remove()`, so all of it is valid. No `ARef` is created from the reference.
         unsafe { DmaBuf::from_raw(self.buf) }
     }
 }
@@ -263,14 +262,15 @@ impl Drop for Kept<'_> {
         let first = self.registry.first.lock();
 
         // SAFETY: By the type invariant it is on the list; the mutex is held.
-        unsafe { links_of(self.buf) }.held.set(false);
+        let links = unsafe { links_of(self.buf) };
+        links.held.set(links.held.get() - 1);
         drop(first);
         self.registry.released.notify_all();
     }
 }
 
-/// The value that devres owns: dropping it revokes all buffers. That is before devres releases any
-/// resource that a callback of a buffer could use.
+/// The value owned by devres. Dropping it revokes all buffers before devres releases any resource
+/// that a callback of a buffer could use.
 struct Revocation<E: Exporter> {
     dev: ARef<device::Device>,
     registry: Arc<Registry>,
@@ -278,8 +278,8 @@ struct Revocation<E: Exporter> {
     bound: BoundOf<'static, E>,
 }
 
-// SAFETY: `Exports::new()`, which makes the value, requires that `bound` is `Send`; the other
-// fields are.
+// SAFETY: `Exports::new()` creates the value and requires `bound` to be `Send`; the other fields
+// are.
 unsafe impl<E: Exporter> Send for Revocation<E> {}
 
 // SAFETY: As for `Send`, of `Sync`.
@@ -290,14 +290,14 @@ impl<E: Exporter> Revocation<E> {
         let mut next = self.registry.next(None);
 
         while let Some(held) = next {
-            // SAFETY: Only buffers that were exported with the table of `E` are on the list.
+            // SAFETY: Only buffers exported with the table of `E` are on the list.
             f(held.buf(), unsafe { Buffer::of(held.buf()) });
-            // A buffer that is kept stays on the list.
+            // A kept buffer stays on the list.
             next = self.registry.next(Some(&held));
         }
     }
 
-    /// Waits until there is no mapping of `buf`, and logs the importers that have one.
+    /// Waits until there is no mapping of `buf` and logs the importers that have one.
     fn wait_unmapped(&self, buf: &DmaBuf, buffer: &Buffer<E>) {
         let (waiter, unmapped) = (&self.registry.waiting, &self.registry.unmapped);
         let since = Instant::<Monotonic>::now();
@@ -325,7 +325,7 @@ impl<E: Exporter> Revocation<E> {
                     CondVarTimeoutResult::Timeout => left = 0,
                     CondVarTimeoutResult::Signal { jiffies } => {
                         // The memory must not be released because of a signal. The signal stays
-                        // pending, so that the next wait would return at once.
+                        // pending, so the next wait would return at once.
                         drop(waiting);
                         fsleep(Delta::from_millis(100));
                         waiting = waiter.lock();
@@ -341,7 +341,7 @@ impl<E: Exporter> Revocation<E> {
         self.revoke_all();
     }
 
-    /// Revokes all buffers on the list, and waits until they are not mapped.
+    /// Revokes all buffers on the list and waits until they are unmapped.
     fn revoke_all(&self) {
         // All buffers are revoked before the first wait.
         self.for_each(|buf, buffer| buffer.revoke(buf));
@@ -359,20 +359,20 @@ impl<E: Exporter> Drop for Revocation<E> {
     }
 }
 
-/// Returns whether a device was removed by surprise, so that it accesses nothing any more.
+/// Returns whether a device was removed by surprise and so accesses nothing any more.
 #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
 fn is_disconnected(dev: &device::Device) -> bool {
     <&pci::Device>::try_from(dev).is_ok_and(pci::Device::is_disconnected)
 }
 
-/// Only PCI reports a surprise removal.
+/// Returns false: only PCI reports a surprise removal.
 #[cfg(not(all(CONFIG_PCI, CONFIG_64BIT)))]
 fn is_disconnected(_dev: &device::Device) -> bool {
     false
 }
 
-/// Returns whether there are importers to wait for that have mappings of a buffer of `dev`, and logs
-/// them if it is said how long they have been waited for.
+/// Returns whether a buffer of `dev` has mappings to wait for. If `waited` is given, logs their
+/// holders and the time waited so far.
 fn has_holders<E: Exporter>(
     dev: &device::Device,
     buf: &DmaBuf,
@@ -411,11 +411,11 @@ fn has_holders<E: Exporter>(
     waits
 }
 
-/// The buffers that a bound driver has exported.
+/// The buffers exported by a bound driver.
 ///
-/// `'bound` is the time for which the driver is bound. Dropping the list revokes the buffers and
-/// waits until they are not mapped any more; at the latest this happens when the driver is unbound,
-/// even if the value was forgotten.
+/// `'bound` is the lifetime of the driver's binding. Dropping the list revokes the buffers and
+/// waits until they are unmapped. At the latest this happens when the driver is unbound, even if
+/// the value was forgotten.
 ///
 /// # Invariants
 ///
@@ -434,14 +434,14 @@ unsafe impl<E: Exporter> Send for Exports<'_, E> {}
 unsafe impl<E: Exporter> Sync for Exports<'_, E> {}
 
 impl<'bound, E: Exporter> Exports<'bound, E> {
-    /// Makes an empty list for the driver that is bound to `dev`.
+    /// Creates an empty list for the driver bound to `dev`.
     ///
-    /// `bound` makes what the callbacks need of the bound device. Its generic lifetime says that it
+    /// `bound` creates the data of the bound device for the callbacks. By its generic lifetime it
     /// may borrow from the device only.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if memory runs out, and what `bound` returns.
+    /// `ENOMEM` if memory runs out, and the errors of `bound`.
     pub fn new<D>(
         dev: &'bound D,
         bound: impl for<'a> FnOnce(&'a D) -> Result<BoundOf<'a, E>>,
@@ -453,9 +453,9 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         let registry = Registry::new()?;
 
         let value = core::mem::ManuallyDrop::new(bound(dev)?);
-        // SAFETY: The lifetime is erased, which does not change the layout; the original is not
-        // used again. The value borrows from the bus device only, which is bound and valid until
-        // devres drops the value.
+        // SAFETY: Erasing the lifetime does not change the layout; the original is not used again.
+        // The value borrows from the bus device only. This device is bound and valid until devres
+        // drops the value.
         let value = unsafe { core::mem::transmute_copy::<_, BoundOf<'static, E>>(&value) };
 
         let revocation = Early::<Revocation<E>>::new::<Error>(
@@ -470,7 +470,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
                 bound: value,
             }),
         )?;
-        // SAFETY: The value was just made, and does not move.
+        // SAFETY: The value was just created and does not move.
         let bound = NonNull::from(unsafe { &(*revocation.as_ptr()).bound });
 
         // INVARIANT: As above.
@@ -495,26 +495,26 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         })
     }
 
-    /// Revokes the buffers, and waits until they are not mapped any more, as the drop does. No
-    /// other buffer may be exported.
+    /// Revokes the buffers and waits until they are unmapped, as the drop does. No other buffer may
+    /// be exported.
     pub(crate) fn close(&self) {
-        // SAFETY: By the type invariant the value is valid until devres drops it, which is not
-        // before `'bound` ends or `self` is dropped.
+        // SAFETY: By the type invariant the value is valid until devres drops it. Devres does so
+        // after `'bound` has ended or when `self` is dropped.
         unsafe { &*self.revocation.as_ptr() }.close();
     }
 
-    /// Returns what was made for the bound device.
+    /// Returns the data of the bound device.
     #[inline]
     pub fn bound<'a>(&'a self) -> &'a BoundOf<'a, E> {
-        // SAFETY: By the type invariant the pointer is valid until devres drops the value, which
-        // is not before `'bound` ends or `self` is dropped.
+        // SAFETY: By the type invariant the pointer is valid until devres drops the value. Devres
+        // does so after `'bound` has ended or when `self` is dropped.
         E::Bound::cast_ref(unsafe { self.bound.cast::<BoundOf<'bound, E>>().as_ref() })
     }
 
     /// Exports a buffer of `size` bytes.
     ///
-    /// The buffer has a reservation of its own. `flags` are those of its file: an access mode, such
-    /// as `O_RDWR`, and `O_CLOEXEC`.
+    /// The buffer has a reservation of its own. `flags` are those of its file: an access mode (such
+    /// as `O_RDWR`) and `O_CLOEXEC`.
     ///
     /// Mirrors `dma_buf_export()`.
     ///
@@ -528,11 +528,11 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         unsafe { self.export_with_resv(exporter, size, flags, ptr::null_mut()) }
     }
 
-    /// Exports a buffer that shares the reservation of another object.
+    /// Exports a buffer sharing the reservation of another object.
     ///
     /// # Safety
     ///
-    /// `resv` must be null, or point to a reservation that stays valid until `exporter` is dropped.
+    /// `resv` must be null or point to a reservation that stays valid until `exporter` is dropped.
     pub(crate) unsafe fn export_with_resv(
         &self,
         exporter: E,
@@ -544,8 +544,8 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
             return Err(EINVAL);
         }
 
-        // SAFETY: Before the value that `bound` points to is dropped, devres revokes all buffers on
-        // the list; the buffer is put on the list below, and is not given out until then.
+        // SAFETY: Devres revokes all buffers on the list before it drops the value behind `bound`.
+        // The buffer is put on the list below and is not given out until then.
         let buffer = unsafe { Buffer::new(exporter, self.registry.clone(), self.bound) }?;
         // SAFETY: The value is not moved: it stays in its box until the release.
         let buffer = KBox::into_raw(unsafe { Pin::into_inner_unchecked(buffer) });
@@ -561,8 +561,8 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
             priv_: buffer.cast(),
         };
 
-        // SAFETY: `info` is complete; the table outlives the buffer, as it is static and the buffer
-        // holds a reference to the module.
+        // SAFETY: `info` is complete. The table outlives the buffer because it is static and the
+        // buffer holds a reference to the module.
         let raw = match from_err_ptr(unsafe { bindings::dma_buf_export(&info) }) {
             Ok(raw) => raw,
             Err(e) => {
@@ -582,13 +582,13 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
                 .populate(UserMappings::new(&buf));
         }
 
-        // SAFETY: The buffer was made for this list, above, and its release takes it off.
+        // SAFETY: The buffer was created for this list above and its release removes it.
         unsafe { self.registry.insert(raw) };
         Ok(buf)
     }
 }
 
-/// The buffers that a driver has exported, and may export while it is bound.
+/// The buffers exported by a driver. It may export more while it is bound.
 ///
 /// # Examples
 ///
@@ -611,20 +611,20 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
 /// }
 /// ```
 pub struct ExportsHandle<E: Exporter>(
-    // Only `with()` gives the list out, because this lifetime is not that of the binding.
+    // Private, because this lifetime is not that of the binding: `with()` gives the list out.
     Exports<'static, E>,
 );
 
 impl<E: Exporter> ExportsHandle<E> {
-    /// Calls `f` with the list, while the driver is bound, and holds off its unbind meanwhile.
+    /// Calls `f` with the list if the driver is bound, and holds off its unbind meanwhile.
     ///
-    /// Takes the device lock; see [`Device::with_bound`](device::Device::with_bound) for where that
+    /// Takes the device lock; see [`Device::with_bound`](device::Device::with_bound) for where this
     /// is not possible.
     ///
     /// # Errors
     ///
-    /// - `ERESTARTSYS` if a signal arrived while it waited for the device lock.
-    /// - `ENODEV` if the driver was unbound, and what `f` returns.
+    /// - `ERESTARTSYS` if a signal arrived during the wait for the device lock.
+    /// - `ENODEV` if the driver was unbound, and the errors of `f`.
     pub fn with<R>(&self, f: impl FnOnce(&Exports<'_, E>) -> Result<R>) -> Result<R> {
         self.0.revocation.device().with_bound_by_any(|_bound| {
             // The device may be bound again, but the list belongs to the binding before.
@@ -632,13 +632,13 @@ impl<E: Exporter> ExportsHandle<E> {
                 return Err(ENODEV);
             }
 
-            // `f` gets a reference with the lifetime of this call, in which the device is bound:
-            // buffers are revoked with the device lock held, and these were not revoked.
+            // `f` gets a reference with the lifetime of this call. The device is bound for this
+            // time: buffers are revoked with the device lock held, and these were not revoked.
             f(&self.0)
         })
     }
 
-    /// Returns the list, for a caller that knows that the driver is bound.
+    /// Returns the list without checking that the driver is bound.
     ///
     /// # Safety
     ///
@@ -648,10 +648,11 @@ impl<E: Exporter> ExportsHandle<E> {
         &self.0
     }
 
-    /// Revokes the buffers that were exported so far, and waits until they are not mapped: the device
-    /// is about to be reset. Others may be exported once it was.
+    /// Revokes the buffers exported so far and waits until they are unmapped, before a reset of the
+    /// device. Others may be exported after the reset.
     ///
-    /// The device lock, which the context `Core` proves, holds off [`Self::with`] meanwhile.
+    /// The context `Core` proves that the device lock is held. This lock holds off [`Self::with`]
+    /// meanwhile.
     ///
     /// # Errors
     ///

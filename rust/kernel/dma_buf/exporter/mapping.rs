@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! From the ranges of a BAR to the scatter table of an importer.
+//! Converts the ranges of a BAR to the scatter table of an importer.
 //!
 //! An exporter describes a buffer in a BAR as a [`RangeList`]: pieces of one BAR in the order of
-//! the buffer. The list is made once for as long as the buffer stays where it is.
-//! [`MapRequest::map_mmio`] turns it into the table, by the kind of route between both devices: bus
-//! addresses below a switch, physical addresses or one IOVA through the host bridge.
+//! the buffer. The list is created once and valid as long as the buffer stays where it is.
+//! [`MapRequest::map_mmio`] turns it into the table. The kind of route between both devices decides
+//! on the addresses: bus addresses below a switch, physical addresses or one IOVA through the host
+//! bridge.
 //!
 //! The importer's maximal segment size limits the entries of a table, not the ranges.
 //!
@@ -78,7 +79,8 @@ const IN_PAGE: u64 = PAGE_SIZE as u64 - 1;
 /// # Ok::<(), Error>(())
 /// ```
 pub struct RangeList {
-    /// The only range of a buffer in one piece, as most are, which so needs no allocation.
+    /// The only range of a buffer in one piece. Most buffers are in one piece and so need no
+    /// allocation.
     alone: bindings::phys_vec,
     /// [`None`] rather than an empty vector: dropping an empty vector calls the allocator.
     all: Option<KVVec<bindings::phys_vec>>,
@@ -96,7 +98,7 @@ impl Default for RangeList {
 impl RangeList {
     /// Creates an empty list.
     pub const fn new() -> Self {
-        // INVARIANT: There is no range, and the sum is 0.
+        // INVARIANT: There is no range and the sum is 0.
         Self {
             alone: bindings::phys_vec { paddr: 0, len: 0 },
             all: None,
@@ -106,14 +108,14 @@ impl RangeList {
         }
     }
 
-    /// Makes the list of `pieces` of a BAR: the offset in the BAR and the length of each, in bytes,
-    /// in the order of the buffer.
+    /// Creates the list of `pieces` of a BAR in the order of the buffer. Each piece is its offset
+    /// in the BAR and its length, both in bytes.
     ///
     /// [`drm::gem::ttm`](crate::drm::gem::ttm) has an example.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if one of the pieces is not inside the BAR, and those of [`Self::push`].
+    /// `EINVAL` if one of the pieces is not inside the BAR, and the errors of [`Self::push`].
     pub fn in_bar(
         provider: &Provider<'_>,
         pieces: impl IntoIterator<Item = (u64, u64)>,
@@ -128,22 +130,22 @@ impl RangeList {
         list.move_to_bar(provider)
     }
 
-    /// Appends `len` bytes at `offset` of a BAR that is set later by [`Self::move_to_bar`].
+    /// Appends `len` bytes at `offset` of a BAR set later by [`Self::move_to_bar`].
     ///
     /// # Errors
     ///
-    /// `EINVAL` if no BAR can have such a piece, and those of [`Self::push`].
+    /// `EINVAL` if no BAR can have such a piece, and the errors of [`Self::push`].
     pub fn push_piece(&mut self, offset: u64, len: u64) -> Result {
         self.push(offset, len)
             .map_err(|e| if e == EOVERFLOW { EINVAL } else { e })
     }
 
-    /// Converts the offsets of a list whose ranges are pieces of a BAR to physical addresses.
+    /// Converts the offsets of a list of pieces of a BAR to physical addresses.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if one of the ranges is not inside the BAR, or if the BAR does not begin at a page
-    /// boundary, and `ENOMEM`.
+    /// `EINVAL` if one of the ranges is not inside the BAR or the BAR does not begin at a page
+    /// boundary. `ENOMEM` if memory runs out.
     pub fn move_to_bar(mut self, provider: &Provider<'_>) -> Result<Arc<Self>> {
         // No piece ends behind `end`.
         let start = provider.phys_addr(0, self.end)?;
@@ -154,7 +156,7 @@ impl RangeList {
         // INVARIANT: Every range is inside of the BAR, where no sum overflows. All are moved by the
         // same number of whole pages.
         // OVERFLOW: The type invariant of the provider excludes it. Without ranges `start` is not
-        // used, and is `u64::MAX` already.
+        // used and is `u64::MAX` already.
         for range in self.as_mut_slice() {
             range.paddr += start;
         }
@@ -179,7 +181,7 @@ impl RangeList {
         }
     }
 
-    /// Moves a list that has no range or one to a vector, with room for more.
+    /// Moves a list of at most one range to a vector with room for more.
     fn give_up_alone(&mut self, additional: usize, flags: Flags) -> Result {
         let alone = self.size != 0;
         let mut all = KVVec::with_capacity(additional.saturating_add(alone.into()), flags)?;
@@ -187,7 +189,7 @@ impl RangeList {
         if alone {
             all.push_within_capacity(self.alone)?;
         }
-        // INVARIANT: The vector has the same range, if there is one.
+        // INVARIANT: The vector has the same range if there is one.
         self.all = Some(all);
         Ok(())
     }
@@ -210,15 +212,15 @@ impl RangeList {
 
     /// Appends the range of `len` bytes at the physical address `start`.
     ///
-    /// The range is merged with the range before it if it follows that without a gap.
+    /// The range is merged with the range before it if there is no gap.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `len` is 0, or `start` or `len` is not a multiple of the page size.
+    /// - `EINVAL` if `len` is 0 or if `start` or `len` is not a multiple of the page size.
     /// - `EOVERFLOW` if the range or the sum of all overflows.
     /// - `ENOMEM` if memory runs out.
     ///
-    /// If it fails, the list is unchanged.
+    /// On failure the list is unchanged.
     pub fn push(&mut self, start: u64, len: u64) -> Result {
         if len == 0 || start & IN_PAGE != 0 || len & IN_PAGE != 0 {
             return Err(EINVAL);
@@ -228,8 +230,8 @@ impl RangeList {
         let size = self.size.checked_add(bytes).ok_or(EOVERFLOW)?;
 
         match self.as_mut_slice().last_mut() {
-            // INVARIANT: The sum is a multiple of the page size, and ends where the range that was
-            // checked above does. It is not more than `size`, which does not overflow.
+            // INVARIANT: The sum is a multiple of the page size and ends where the range checked
+            // above does. It is not more than `size`, which does not overflow.
             // OVERFLOW: By the type invariant no range overflows.
             Some(last) if last.paddr + last.len as u64 == start => last.len += bytes,
             _ => {
@@ -239,7 +241,7 @@ impl RangeList {
                 };
 
                 self.reserve(1, GFP_KERNEL)?;
-                // INVARIANT: The range was checked above. It is the only one, or there is room.
+                // INVARIANT: The range was checked above. It is the only one or there is room.
                 match &mut self.all {
                     Some(all) => all.push_within_capacity(range)?,
                     None => self.alone = range,
@@ -295,18 +297,19 @@ impl RangeList {
 impl<'r, E: Exporter> MapRequest<'r, E> {
     /// Maps ranges of a BAR for the importer.
     ///
-    /// `provider` finds the provider of the BAR in the exporter's data of its bound device, so that
-    /// it belongs to that device: the mapping is revoked when that device is unbound, and not when
-    /// another one is. Mirrors `dma_buf_phys_vec_to_sgt()`. Sleeps.
+    /// `provider` finds the provider of the BAR in the exporter's data of its bound device. So the
+    /// BAR belongs to this device: the mapping is revoked by the unbind of this device and of no
+    /// other. Mirrors `dma_buf_phys_vec_to_sgt()`. Sleeps.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if a range is not inside the BAR, if they do not add up to the size of the
-    ///   buffer, if the importer has no permitted route to the BAR or takes less than a page at
-    ///   once, or if `dir` is none.
+    /// - `EINVAL` if a range is not inside the BAR, if the ranges do not add up to the size of the
+    ///   buffer, or if `dir` is none.
+    /// - `EINVAL` if the importer has no permitted route to the BAR or takes less than a page at
+    ///   once.
     /// - `ENOMEM` or `EIO` if the mapping fails.
     /// - `EBUSY` if there is a mapping for this request already.
-    /// - `ENODEV` if the buffer was revoked, and what `provider` returns.
+    /// - `ENODEV` if the buffer was revoked, and the errors of `provider`.
     ///
     /// # Examples
     ///
@@ -384,9 +387,9 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
         }
 
         let dir = valid(dir)?;
-        // SAFETY: The attachment is valid, and its reservation is held, while a request exists. The
-        // provider is that of a bound device, and the ranges, which the function only reads, were
-        // checked to be in its BAR.
+        // SAFETY: The attachment is valid and its reservation is held while a request exists. The
+        // provider is that of a bound device. The ranges were checked to be in its BAR, and the
+        // function only reads them.
         let sgt = from_err_ptr(unsafe {
             bindings::dma_buf_phys_vec_to_sgt(
                 self.as_raw(),
@@ -398,8 +401,8 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
             )
         })?;
 
-        // SAFETY: A pointer that is not an error is not null. The table was just made, and is mapped
-        // in this direction.
+        // SAFETY: A pointer that is not an error is not null. The table was just created and is
+        // mapped in this direction.
         self.keep(unsafe { Table::new(NonNull::new_unchecked(sgt), dir, Memory::Ranges) })
     }
 }

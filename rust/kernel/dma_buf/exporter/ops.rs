@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The table of C operations of an exporter, and the callbacks of the dma-buf core for attachments,
+//! The table of C operations of an exporter and the callbacks of the dma-buf core for attachments,
 //! pins and mappings.
 //!
 //! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
@@ -60,7 +60,7 @@ impl<E: Exporter> Default for Ops<E> {
 }
 
 impl<E: Exporter> Ops<E> {
-    /// Makes the table.
+    /// Creates the table.
     pub const fn new() -> Self {
         const {
             assert!(
@@ -131,7 +131,7 @@ impl<E: Exporter> Ops<E> {
     }
 }
 
-/// Makes an error pointer or passes the pointer on.
+/// Converts a result to a pointer or an error pointer.
 fn into_err_ptr(ret: Result<NonNull<bindings::sg_table>>) -> *mut bindings::sg_table {
     match ret {
         Ok(ptr) => ptr.as_ptr(),
@@ -141,9 +141,8 @@ fn into_err_ptr(ret: Result<NonNull<bindings::sg_table>>) -> *mut bindings::sg_t
 
 /// # Safety
 ///
-/// All callbacks below are called by the dma-buf core with buffers that were exported with the
-/// table of `E`, with attachments of these buffers, and with the reservation held or not as the
-/// module documentation says.
+/// The dma-buf core calls all callbacks below with buffers exported with the table of `E` and with
+/// attachments of these buffers. The reservation is held or not as the module documentation says.
 unsafe extern "C" fn attach_callback<E: Exporter>(
     raw_buf: *mut bindings::dma_buf,
     raw_attach: *mut bindings::dma_buf_attachment,
@@ -154,19 +153,19 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
         // SAFETY: This callback is only in the table of `E`.
         let buffer = unsafe { Buffer::<E>::of(buf) };
 
-        // Allocated first, so that nothing fails once the exporter has accepted the importer.
+        // Allocated first so that nothing fails once the exporter has accepted the importer.
         let data = KBox::<AttachmentData<E>>::new_uninit(GFP_KERNEL)?;
         let prepared = buffer.exporter.prepare_attach();
 
         let guard = buf.resv().lock();
         // SAFETY: The reservation was just taken and is held until after the view is gone.
         let ret = unsafe { buffer.locked(buf) }.and_then(|cx| {
-            // SAFETY: The attachment is valid, and there is no other pointer to it yet.
+            // SAFETY: The attachment is valid and there is no other pointer to it yet.
             let mut request = AttachRequest::new(unsafe { &mut *raw_attach });
 
             buffer.exporter.attach(&cx, &mut request, prepared)
         });
-        // The reservation is held until the attachment is on the list, so that the next decision
+        // The reservation is held until the attachment is on the list so that the next decision
         // about all importers takes it into account.
         let ret = ret.map(|accepted| {
             let data = KBox::write(
@@ -177,7 +176,7 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
                 },
             );
 
-            // SAFETY: The attachment is valid, and there is no other pointer to it yet. The core
+            // SAFETY: The attachment is valid and there is no other pointer to it yet. The core
             // does not fail after this; `detach_callback` removes it.
             unsafe {
                 (*raw_attach).priv_ = KBox::into_raw(data).cast();
@@ -190,7 +189,7 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
     })
 }
 
-/// Unmaps and unpins what an importer has left behind when it detaches. The reservation is held.
+/// Releases the mappings and pins left by a detaching importer. The reservation is held.
 fn release_leftovers<E: Exporter>(buffer: &Buffer<E>, buf: &DmaBuf, at: &Attached<'_, E>) {
     let (pins, maps, peer_maps) = (at.pins(), at.maps(), at.peer_maps());
 
@@ -230,8 +229,8 @@ unsafe extern "C" fn detach_callback<E: Exporter>(
     let buffer = unsafe { Buffer::<E>::of(buf) };
 
     let guard = buf.resv().lock();
-    // SAFETY: The attachment is valid until this callback returns, `attach_callback` put it on the
-    // list, and the reservation is held.
+    // SAFETY: The attachment is valid until this callback returns. `attach_callback` put it on the
+    // list. The reservation is held.
     let at = unsafe {
         buffer.common.attached.remove(raw_attach);
         Attached::<E>::from_raw(raw_attach)
@@ -242,7 +241,7 @@ unsafe extern "C" fn detach_callback<E: Exporter>(
     }
     drop(guard);
 
-    // SAFETY: `attach_callback` put a box there, and the attachment is not used any more.
+    // SAFETY: `attach_callback` put a box there and the attachment is not used any more.
     let data = unsafe { KBox::from_raw((*raw_attach).priv_.cast::<AttachmentData<E>>()) };
 
     buffer.exporter.detach(buf, KBox::into_inner(data).data);
@@ -255,7 +254,7 @@ unsafe extern "C" fn pin_callback<E: Exporter>(
     raw_attach: *mut bindings::dma_buf_attachment,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: The core passes a valid attachment, with the reservation held.
+        // SAFETY: The core passes a valid attachment with the reservation held.
         let at = unsafe { Attached::<E>::from_raw(raw_attach) };
         let buf = at.dma_buf();
         // SAFETY: This callback is only in the table of `E`.
@@ -273,7 +272,7 @@ unsafe extern "C" fn pin_callback<E: Exporter>(
 ///
 /// See [`attach_callback`].
 unsafe extern "C" fn unpin_callback<E: Exporter>(raw_attach: *mut bindings::dma_buf_attachment) {
-    // SAFETY: The core passes a valid attachment, with the reservation held.
+    // SAFETY: The core passes a valid attachment with the reservation held.
     let at = unsafe { Attached::<E>::from_raw(raw_attach) };
     let buf = at.dma_buf();
     // SAFETY: This callback is only in the table of `E`.
@@ -300,7 +299,7 @@ unsafe extern "C" fn map_callback<E: Exporter>(
     dir: bindings::dma_data_direction,
 ) -> *mut bindings::sg_table {
     let map = || -> Result<NonNull<bindings::sg_table>> {
-        // SAFETY: The core passes a valid attachment, with the reservation held.
+        // SAFETY: The core passes a valid attachment with the reservation held.
         let at = MapRequest(unsafe { Attached::<E>::from_raw(raw_attach) });
         let buf = at.dma_buf();
         // SAFETY: This callback is only in the table of `E`.
@@ -308,7 +307,7 @@ unsafe extern "C" fn map_callback<E: Exporter>(
         // SAFETY: The reservation is held for the whole callback.
         let cx = unsafe { buffer.locked(buf) }?;
 
-        // Reserved first, so that nothing fails once the exporter has mapped the buffer.
+        // Reserved first so that nothing fails once the exporter has mapped the buffer.
         at.with_tables(Tables::reserve)?;
         let sgt = buffer
             .exporter
@@ -316,7 +315,7 @@ unsafe extern "C" fn map_callback<E: Exporter>(
             .map(|mapping| mapping.sgt());
 
         let mut is_peer = false;
-        // A mapping that was made and not returned has no user.
+        // A mapping created but not returned has no user.
         at.unmap_unless(|table| {
             if Ok(table.sgt()) == sgt {
                 table.has_user = true;
@@ -344,7 +343,7 @@ unsafe extern "C" fn unmap_callback<E: Exporter>(
     raw_sgt: *mut bindings::sg_table,
     _dir: bindings::dma_data_direction,
 ) {
-    // SAFETY: The core passes a valid attachment, with the reservation held.
+    // SAFETY: The core passes a valid attachment with the reservation held.
     let at = unsafe { Attached::<E>::from_raw(raw_attach) };
     // SAFETY: This callback is only in the table of `E`.
     let buffer = unsafe { Buffer::<E>::of(at.dma_buf()) };
@@ -361,7 +360,7 @@ unsafe extern "C" fn unmap_callback<E: Exporter>(
 
     let has_pages = table.has_pages();
 
-    // SAFETY: The table was one of this attachment, and the reservation is held.
+    // SAFETY: The table was one of this attachment and the reservation is held.
     unsafe { table.unmap(raw_attach) };
     buffer.exporter.unmap(&at);
     if !has_pages {
@@ -374,7 +373,7 @@ unsafe extern "C" fn unmap_callback<E: Exporter>(
 ///
 /// See [`attach_callback`].
 unsafe extern "C" fn release_callback<E: Exporter>(raw_buf: *mut bindings::dma_buf) {
-    // SAFETY: `Exports::export` put a box there, and `raw_buf` on the list. From here on a
+    // SAFETY: `Exports::export` put a box there and `raw_buf` on the list. From here on a
     // revocation does not find the buffer.
     unsafe {
         let buffer = &*(*raw_buf).priv_.cast::<Buffer<E>>();
@@ -382,7 +381,7 @@ unsafe extern "C" fn release_callback<E: Exporter>(raw_buf: *mut bindings::dma_b
         buffer.registry.remove(raw_buf);
     }
 
-    // SAFETY: The box was put there, and the dma-buf is not used any more.
+    // SAFETY: The box was put there and the dma-buf is not used any more.
     let buffer = unsafe { KBox::from_raw((*raw_buf).priv_.cast::<Buffer<E>>()) };
 
     buffer.exporter.release();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Pages of system memory, for exporters whose buffers are in it.
+//! Pages of system memory for exporters.
 //!
 //! [`Pages`] owns the memory of a buffer. Every user holds a reference to it: the tables of
-//! importers ([`MapRequest::map_pages`]), the mapping of the kernel, and, page by page, the
-//! mappings of processes. So an exporter may drop its [`Pages`], or replace them, at any time.
+//! importers ([`MapRequest::map_pages`]), the kernel mapping and, page by page, the mappings of
+//! processes. So an exporter may drop or replace its [`Pages`] at any time.
 //!
 //! An exporter of system memory needs neither PCI nor `unsafe`; [`Exporter`] has an example. It
 //! differs from an exporter of a BAR:
@@ -12,12 +12,12 @@
 //! - [`Exporter::map`] calls [`MapRequest::map_pages`].
 //! - [`Exporter::begin_cpu_access`] and [`Exporter::end_cpu_access`] call `sync_for_cpu()` and
 //!   `sync_for_device()` for each attachment. In between the CPU sees the writes of devices.
-//! - [`Exporter::pages`] returns the memory, in place of [`Exporter::mmap`] and [`Exporter::vmap`].
+//! - [`Exporter::pages`] returns the memory in place of [`Exporter::mmap`] and [`Exporter::vmap`].
 //!   A process gets each page when it accesses it.
 //!
-//! An unbind does not wait for mappings of system memory. It removes those of processes, and a
-//! later access raises `SIGBUS`. An exporter with an [`Exporter::mmap`] of its own removes them
-//! itself; for GEM objects the unplug of the DRM device does.
+//! An unbind does not wait for mappings of system memory. It removes those of processes: a later
+//! access raises `SIGBUS`. An exporter with an [`Exporter::mmap`] of its own removes them itself;
+//! for GEM objects the unplug of the DRM device does.
 //!
 //! C header: [`include/linux/scatterlist.h`](srctree/include/linux/scatterlist.h)
 
@@ -54,16 +54,16 @@ use core::{
     ptr::NonNull, //
 };
 
-/// What mappings of a buffer have: several importers map the same pages at a time, which the checks
-/// of `CONFIG_DMA_API_DEBUG` take for a leak otherwise.
+/// The attributes of mappings. Several importers map the same pages at a time; without the flag the
+/// checks of `CONFIG_DMA_API_DEBUG` take this for a leak.
 // CAST: A flag of 32 bits.
 const ATTRS: usize = bindings::DMA_ATTR_DEBUGGING_IGNORE_CACHELINES as usize;
 
-/// Returns how long an entry of a scatter table of `dev` may be, in bytes: a page or more.
+/// Returns the maximal length in bytes of an entry of a scatter table of `dev`: a page or more.
 ///
 /// # Errors
 ///
-/// `EINVAL` if it may not be as long as a page, of which the C code warns.
+/// `EINVAL` if it is shorter than a page: the C code warns about that.
 pub(crate) fn segment_limit(dev: &Device) -> Result<c_uint> {
     // SAFETY: The device is valid.
     let limit = unsafe { bindings::dma_get_max_seg_size(dev.as_raw()) };
@@ -78,7 +78,7 @@ pub(crate) fn segment_limit(dev: &Device) -> Result<c_uint> {
 ///
 /// # Invariants
 ///
-/// Each pointer is that of a page of order 0, and owns a reference to it.
+/// Each pointer is that of a page of order 0 and owns a reference to it.
 ///
 /// # Examples
 ///
@@ -109,11 +109,11 @@ pub struct Pages {
 // SAFETY: Pages may be freed from any task.
 unsafe impl Send for Pages {}
 
-// SAFETY: The list does not change, and no method accesses what is in the pages.
+// SAFETY: The list does not change and no method accesses the content of the pages.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Allocates `size` bytes, which are zero.
+    /// Allocates `size` bytes of zeroed memory.
     ///
     /// # Errors
     ///
@@ -133,7 +133,7 @@ impl Pages {
 
     /// Takes over pages.
     ///
-    /// Importers, and processes that map the buffer, see the content of the pages.
+    /// Importers and processes mapping the buffer see the content of the pages.
     ///
     /// # Errors
     ///
@@ -163,7 +163,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Returns how many bytes there are.
+    /// Returns the size in bytes.
     #[inline]
     pub fn size(&self) -> usize {
         // OVERFLOW: All of these bytes are in memory.
@@ -187,7 +187,7 @@ impl Drop for Pages {
     }
 }
 
-/// Pages that are mapped into the kernel, until the value is dropped.
+/// Pages mapped into the kernel until the value is dropped.
 ///
 /// # Invariants
 ///
@@ -197,7 +197,7 @@ pub struct PagesMapping {
     pages: Arc<Pages>,
 }
 
-// SAFETY: The mapping may be used, and removed, by any task.
+// SAFETY: The mapping may be used and removed by any task.
 unsafe impl Send for PagesMapping {}
 
 impl PagesMapping {
@@ -212,7 +212,7 @@ impl PagesMapping {
     pub fn new(pages: Arc<Pages>) -> Result<Self> {
         let count = pages.list.len().try_into()?;
 
-        // SAFETY: The array is valid for its length and not written to, and the new value keeps its
+        // SAFETY: The array is valid for its length and not written to. The new value keeps its
         // pages.
         let addr = unsafe {
             bindings::vmap(
@@ -249,7 +249,7 @@ unsafe impl KernelMapping for PagesMapping {
 impl Drop for PagesMapping {
     #[inline(never)]
     fn drop(&mut self) {
-        // SAFETY: By the type invariant this is what `vmap()` has returned.
+        // SAFETY: By the type invariant the address was returned by `vmap()`.
         unsafe { bindings::vunmap(self.addr.as_ptr()) };
     }
 }
@@ -261,7 +261,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the pages do not add up to the size of the buffer, `dir` is none, or entries of
+    /// - `EINVAL` if the pages do not add up to the size of the buffer, `dir` is none or entries of
     ///   the importer have to be shorter than a page.
     /// - `EBUSY` if there is a mapping for this request already.
     /// - `ENOMEM`, `EIO` or `EREMOTEIO` if the mapping fails.
@@ -308,15 +308,15 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
 
         let dir = valid(dir)?;
         let count = pages.len().try_into()?;
-        // SAFETY: The attachment is valid, and so is its device.
+        // SAFETY: The attachment is valid and so is its device.
         let dev = unsafe { (*self.as_raw()).dev };
         // SAFETY: The device is valid.
         let max_segment = segment_limit(unsafe { Device::from_raw(dev) })?;
         let sgt = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
         let sgt = KBox::into_raw(sgt);
 
-        // SAFETY: The table is not initialized yet, the array is valid for its length and not
-        // written to, and the device is valid. On failure nothing is left.
+        // SAFETY: The table is not initialized yet. The array is valid for its length and not
+        // written to. The device is valid. On failure nothing is left.
         let ret = to_result(unsafe {
             bindings::sg_alloc_table_from_pages_segment(
                 sgt,
@@ -329,7 +329,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
             )
         })
         .and_then(|()| {
-            // SAFETY: The table was just made, of pages that the caller promises to stay.
+            // SAFETY: The table was just created. The caller promises that its pages stay.
             to_result(unsafe { bindings::dma_map_sgtable(dev, sgt, dir, ATTRS) }).inspect_err(
                 |_| {
                     // SAFETY: The table is not mapped.
@@ -338,7 +338,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
             )
         });
         if let Err(e) = ret {
-            // SAFETY: Made above, and not used any more.
+            // SAFETY: Created above and not used any more.
             drop(unsafe { KBox::from_raw(sgt) });
             return Err(e);
         }

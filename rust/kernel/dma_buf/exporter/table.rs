@@ -2,9 +2,9 @@
 
 //! The scatter tables of importers.
 //!
-//! A table belongs to an attachment from when the exporter has made it until the importer unmaps
-//! it. It leads to ranges of a BAR (`mapping`) or to pages of system memory
-//! ([`pages`](super::pages)), never to both.
+//! A table belongs to an attachment from its creation by the exporter until the importer unmaps it.
+//! It leads to ranges of a BAR (`mapping`) or to pages of system memory ([`pages`](super::pages)),
+//! never to both.
 
 use super::{
     attachment::Brand,
@@ -28,29 +28,29 @@ use core::{
     ptr::NonNull, //
 };
 
-/// The memory that a table leads to.
+/// The memory behind a table.
 pub(super) enum Memory {
     /// Ranges of a BAR.
     #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
     Ranges,
-    /// Pages of system memory, which the table keeps if there is a value.
+    /// Pages of system memory; the table keeps them if there is a value.
     Pages(Option<Arc<Pages>>),
 }
 
-/// A scatter table that an importer has, or had.
+/// A scatter table of an importer.
 ///
 /// # Invariants
 ///
-/// `sgt` is mapped in direction `dir`: by `dma_buf_phys_vec_to_sgt()` if it leads to ranges, and as
+/// `sgt` is mapped in direction `dir`: by `dma_buf_phys_vec_to_sgt()` if it leads to ranges and as
 /// a box by `dma_map_sgtable()` if it leads to pages.
 pub(super) struct Table {
     sgt: NonNull<bindings::sg_table>,
     dir: bindings::dma_data_direction,
     memory: Memory,
-    /// The buffer has moved, or is not in the BAR any more: the memory that the table leads to may
-    /// belong to something else.
+    /// The buffer has moved or is not in the BAR any more: the memory behind the table may have a
+    /// new owner.
     pub(super) retired: bool,
-    /// The importer has the table, and no other code has it until the importer unmaps it.
+    /// The importer has the table; no other code has it until the importer unmaps it.
     pub(super) has_user: bool,
 }
 
@@ -60,7 +60,7 @@ impl Table {
     /// # Safety
     ///
     /// `sgt` must be mapped in direction `dir`: by `dma_buf_phys_vec_to_sgt()` if `memory` is
-    /// ranges, and as a box by `dma_map_sgtable()` if it is pages.
+    /// ranges and as a box by `dma_map_sgtable()` if it is pages.
     #[inline]
     pub(super) unsafe fn new(
         sgt: NonNull<bindings::sg_table>,
@@ -83,31 +83,31 @@ impl Table {
         self.sgt
     }
 
-    /// Returns whether the table is one of memory of the device, where the buffer still is.
+    /// Returns whether the table leads to memory of the device where the buffer still is.
     pub(super) fn is_peer(&self) -> bool {
         !self.retired && !self.has_pages()
     }
 
-    /// Returns whether the table is one of pages.
+    /// Returns whether the table leads to pages.
     #[inline]
     pub(super) fn has_pages(&self) -> bool {
         matches!(self.memory, Memory::Pages(_))
     }
 
-    /// Unmaps the table, and frees it.
+    /// Unmaps and frees the table.
     ///
     /// # Safety
     ///
-    /// `attach` must be the attachment that the table was made for, and the reservation of its
+    /// `attach` must be the attachment that the table was created for. The reservation of its
     /// buffer must be held. The table must not be among those of the attachment any more.
     pub(super) unsafe fn unmap(self, attach: *mut bindings::dma_buf_attachment) {
         let (sgt, dir) = (self.sgt.as_ptr(), self.dir);
 
-        // SAFETY: By the type invariants this is a table of the attachment, made in one of the two
-        // ways, and the reservation is held.
+        // SAFETY: By the type invariants this is a table of the attachment mapped in one of the two
+        // ways. The reservation is held.
         unsafe {
             match self.memory {
-                // Pages that the table keeps are released after they were unmapped.
+                // Pages kept by the table are released after their unmap.
                 Memory::Pages(_pages) => {
                     // The pages of a retired table may belong to something else by now.
                     let attrs = if self.retired {
@@ -139,29 +139,28 @@ impl Table {
         }
     }
 
-    /// Gives the memory back to the device, and makes writes of the CPU visible to it if it wrote.
+    /// Gives the memory back to the device. Makes writes of the CPU visible to it if `written`.
     ///
     /// # Safety
     ///
     /// The table must be mapped for `dev`.
     unsafe fn sync_for_device(&self, dev: *mut bindings::device, written: bool) {
         let dir = match direction(self.dir) {
-            // Otherwise a bounce buffer would be filled with the data that the CPU saw, and the
+            // Otherwise a bounce buffer would be filled with the data seen by the CPU, and the
             // device's later writes would be lost.
             DataDirection::Bidirectional if !written => DataDirection::FromDevice,
             dir => dir,
         };
 
         if self.has_pages() {
-            // SAFETY: As promised by the caller; the direction is that of the mapping, or a part of
+            // SAFETY: As promised by the caller; the direction is that of the mapping or a part of
             // it.
             unsafe { bindings::dma_sync_sgtable_for_device(dev, self.sgt.as_ptr(), dir.into()) };
         }
     }
 }
 
-/// The tables that an importer has of an attachment. Most importers have one at a time, for which
-/// no allocation is needed.
+/// The tables of an attachment. Most importers have one at a time, which needs no allocation.
 pub(super) struct Tables {
     first: Option<Table>,
     /// [`None`] rather than an empty vector: dropping an empty vector calls the allocator.
@@ -203,7 +202,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Adds a table, or returns it if there is no room.
+    /// Adds a table or returns it if there is no room.
     #[inline]
     fn push(&mut self, table: Table) -> core::result::Result<(), Table> {
         if self.first.is_none() {
@@ -218,7 +217,7 @@ impl Tables {
         }
     }
 
-    /// Takes out a table for which `f` returns true. Returns [`None`] if there is none.
+    /// Removes and returns a table accepted by `f`. Returns [`None`] if there is none.
     #[inline]
     pub(super) fn take(&mut self, mut f: impl FnMut(&mut Table) -> bool) -> Option<Table> {
         if self.first.as_mut().is_some_and(&mut f) {
@@ -232,11 +231,11 @@ impl Tables {
     }
 }
 
-/// The proof that [`Exporter::map`] has mapped the buffer.
+/// The proof of a mapping created in [`Exporter::map`].
 ///
-/// `'r` ties it to the call of [`Exporter::map`] that it was made in, so that an exporter can only
-/// return a mapping of the attachment that it was asked for. The table belongs to the attachment:
-/// it is unmapped when the importer does not need it any more, or when the call fails.
+/// `'r` ties it to one call of [`Exporter::map`], so an exporter can only return a mapping of the
+/// requested attachment. The table belongs to the attachment: it is unmapped when the importer does
+/// not need it any more or when the call fails.
 ///
 /// # Invariants
 ///
@@ -257,7 +256,7 @@ impl Mapping<'_> {
     /// Returns the scatter table. An importer uses DMA addresses and lengths only.
     #[inline]
     pub fn table(&self) -> &SGTable {
-        // SAFETY: By the type invariant the table is valid, and nothing changes it during the call.
+        // SAFETY: By the type invariant the table is valid. Nothing changes it during the call.
         unsafe { SGTable::from_raw(self.sgt.as_ptr()) }
     }
 }
@@ -267,7 +266,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     pub(super) fn keep(&self, table: Table) -> Result<Mapping<'r>> {
         let sgt = table.sgt;
 
-        // There is room for at least one; an exporter that makes several may get an error.
+        // There is room for at least one; an exporter creating several may get an error.
         self.with_tables(|tables| match tables.push(table) {
             // INVARIANT: The table is on the list.
             Ok(()) => Ok(Mapping {
@@ -276,7 +275,8 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
                 _not_send: NotThreadSafe,
             }),
             Err(table) => {
-                // SAFETY: The table was just made for this attachment, and the reservation is held.
+                // SAFETY: The table was just created for this attachment and the reservation is
+                // held.
                 unsafe { table.unmap(self.as_raw()) };
                 Err(EBUSY)
             }
@@ -288,8 +288,8 @@ impl<E: Exporter> Attached<'_, E> {
     /// Makes writes of the importer's device to system memory visible to the CPU.
     ///
     /// Nothing is done where the device sees the same memory as the CPU. A bounce buffer is copied
-    /// as a whole: if two importers have one, the CPU sees the data of the importer that is
-    /// synchronized last. Mirrors `dma_sync_sgtable_for_cpu()`.
+    /// as a whole: if two importers have one, the CPU sees the data of the importer synchronized
+    /// last. Mirrors `dma_sync_sgtable_for_cpu()`.
     pub fn sync_for_cpu(&self) {
         self.for_each_valid(|dev, table| {
             // SAFETY: The table is one of this attachment.
@@ -297,8 +297,8 @@ impl<E: Exporter> Attached<'_, E> {
         });
     }
 
-    /// Makes writes of the CPU to system memory visible to the importer's device, if `dir`, the
-    /// direction of the access by the CPU, says that it wrote.
+    /// Gives system memory back to the importer's device after a CPU access. Makes the writes of
+    /// the CPU visible to the device if `dir` (the direction of the access) includes writes.
     ///
     /// Mirrors `dma_sync_sgtable_for_device()`.
     pub fn sync_for_device(&self, dir: DataDirection) {
@@ -311,7 +311,7 @@ impl<E: Exporter> Attached<'_, E> {
     }
 
     fn for_each_valid(&self, f: impl Fn(*mut bindings::device, &Table)) {
-        // SAFETY: The attachment is valid, and so is its device.
+        // SAFETY: The attachment is valid and so is its device.
         let dev = unsafe { (*self.as_raw()).dev };
 
         self.with_tables(|tables| {

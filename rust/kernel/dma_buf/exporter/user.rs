@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Buffers in system memory that processes have mapped.
+//! The mappings of system memory buffers in processes.
 //!
-//! A process maps the file of a buffer, and gets a page when it accesses the page. Each page that
-//! is mapped holds a reference. When the buffer is revoked all of them are unmapped.
+//! A process maps the file of a buffer and gets each page on access. The mapping of a page holds a
+//! reference to it. When the buffer is revoked all pages are unmapped.
 
 use super::pages::Pages;
 use crate::{
@@ -18,7 +18,7 @@ use core::ptr::NonNull;
 ///
 /// # Invariants
 ///
-/// `inode` is that of the file of the buffer, and this value owns a reference to it.
+/// `inode` is that of the file of the buffer. This value owns a reference to it.
 pub(super) struct UserMappings {
     inode: NonNull<bindings::inode>,
 }
@@ -32,12 +32,12 @@ unsafe impl Sync for UserMappings {}
 impl UserMappings {
     /// Keeps the inode of the file of a buffer.
     ///
-    /// It does not keep the file, which may be gone before the buffer is: a reference to the file
-    /// would keep the buffer.
+    /// It does not keep the file because a reference to the file would keep the buffer. The file
+    /// may be gone before the buffer.
     #[inline(never)]
     pub(super) fn new(buf: &DmaBuf) -> Self {
         // INVARIANT: The reference is taken here.
-        // SAFETY: The buffer is valid, with a reference, so its file is, and has an inode.
+        // SAFETY: The buffer is valid with a reference, so its file is valid and has an inode.
         unsafe {
             let inode = (*(*buf.as_raw()).file).f_inode;
 
@@ -48,13 +48,13 @@ impl UserMappings {
         }
     }
 
-    /// Unmaps all pages that processes have mapped.
+    /// Unmaps all pages mapped by processes.
     ///
     /// Sleeps. Mirrors `unmap_mapping_range()`.
     #[inline(never)]
     pub(super) fn unmap(&self) {
-        // SAFETY: By the type invariant the inode is valid. All areas of the file are in its
-        // mapping; a length of 0 means all of them, and private copies go as well.
+        // SAFETY: By the type invariant the inode is valid. All VMAs of the file are in its
+        // mapping. A length of 0 means all of them; private copies are unmapped as well.
         unsafe { bindings::unmap_mapping_range(self.inode.as_ref().i_mapping, 0, 0, 1) };
     }
 }
@@ -66,7 +66,7 @@ impl Drop for UserMappings {
     }
 }
 
-/// Inserts a page into the area of the process that has accessed it. Sleeps.
+/// Inserts a page into the VMA of the process accessing it. Sleeps.
 ///
 /// Mirrors `vm_insert_page()`.
 ///
@@ -77,7 +77,7 @@ impl Drop for UserMappings {
 ///
 /// # Safety
 ///
-/// `vmf` must be a valid fault in an area with `VM_MIXEDMAP`.
+/// `vmf` must be a valid fault in a VMA with `VM_MIXEDMAP`.
 #[inline(never)]
 pub(super) unsafe fn insert_page(
     vmf: *mut bindings::vm_fault,
@@ -86,7 +86,7 @@ pub(super) unsafe fn insert_page(
 ) -> Result {
     let page = pages.page(index).ok_or(EFAULT)?;
 
-    // SAFETY: As promised by the caller. The page is valid, and the area takes a reference.
+    // SAFETY: As promised by the caller. The page is valid and the VMA takes a reference.
     let ret = to_result(unsafe {
         let fault = &(*vmf).__bindgen_anon_1;
 

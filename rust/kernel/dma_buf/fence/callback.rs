@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Functions that are called when a fence signals.
+//! Functions called when a fence signals.
 
 use super::AnyFence;
 use crate::{
@@ -12,25 +12,26 @@ use crate::{
     types::Opaque, //
 };
 
-/// A function that is called when a fence signals.
+/// A function called when a fence signals.
 #[vtable]
 pub trait FenceCallback: Sync + 'static {
-    /// Called once, when `fence` signals.
+    /// Called once when `fence` signals.
     ///
-    /// Runs in atomic context, with interrupts disabled and the lock of the fence held. It must not
-    /// sleep, nor signal another fence, nor call a function that takes the lock of this fence:
-    /// [`Fence::status`](super::Fence::status), a wait, and registering or dropping a callback of it.
+    /// Runs in atomic context with interrupts disabled and the lock of the fence held. It must not
+    /// sleep, signal another fence or call a function that takes the lock of this fence:
+    /// [`Fence::status`](super::Fence::status), a wait and the registration or drop of a callback
+    /// of it.
     fn called(&self, fence: &AnyFence);
 }
 
-/// A callback that waits for a fence. Dropping it removes the callback.
+/// A registered callback of a fence. Dropping it removes the callback.
 ///
-/// After the drop the callback is not running, and is not called any more. Its module cannot be
-/// unloaded before the drop, so that a callback whose registration is leaked can still be called.
+/// After the drop the callback is not running and is not called any more. Its module cannot be
+/// unloaded before the drop, so a callback with a leaked registration can still be called.
 ///
 /// # Invariants
 ///
-/// `cb` was passed to `dma_fence_add_callback()` for `fence`, and is removed before `self` is gone.
+/// `cb` was passed to `dma_fence_add_callback()` for `fence` and is removed before `self` is gone.
 ///
 /// # Examples
 ///
@@ -102,12 +103,12 @@ pub struct FenceCallbackRegistration<C: FenceCallback> {
     _owner: Owner,
 }
 
-/// A reference to the module that a callback is in.
+/// A reference to the module of a callback.
 struct Owner(&'static ThisModule);
 
 impl Owner {
     fn new(module: &'static ThisModule) -> Result<Self> {
-        // SAFETY: The module is valid, as its code calls this, or null for the kernel itself.
+        // SAFETY: The module is valid because its code calls this, or null for the kernel itself.
         if unsafe { bindings::try_module_get(module.as_ptr()) } {
             Ok(Self(module))
         } else {
@@ -118,7 +119,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // SAFETY: The reference was taken when the value was made.
+        // SAFETY: The reference was taken when the value was created.
         unsafe { bindings::module_put(self.0.as_ptr()) };
     }
 }
@@ -126,13 +127,13 @@ impl Drop for Owner {
 // SAFETY: A callback may be removed by any task; `cb` is guarded by the lock of the fence.
 unsafe impl<C: FenceCallback + Send> Send for FenceCallbackRegistration<C> {}
 
-// SAFETY: Nothing that takes `&self` touches `cb`.
+// SAFETY: No method taking `&self` touches `cb`.
 unsafe impl<C: FenceCallback> Sync for FenceCallbackRegistration<C> {}
 
 impl<C: FenceCallback> FenceCallbackRegistration<C> {
-    /// Registers a callback of a fence, or of a container, for when all of it has signalled.
+    /// Registers a callback of a fence or container, called once all of it has signalled.
     ///
-    /// May be called from any context, but not from a callback of the same fence. Mirrors
+    /// May be called from any context but a callback of the same fence. Mirrors
     /// `dma_fence_add_callback()`.
     ///
     /// # Errors
@@ -140,7 +141,7 @@ impl<C: FenceCallback> FenceCallbackRegistration<C> {
     /// - `ENOENT` if the fence has signalled already.
     /// - `ENODEV` if the module is being unloaded.
     ///
-    /// The callback is dropped without being called.
+    /// On error the callback is dropped without being called.
     pub fn new(fence: impl Into<ARef<AnyFence>>, callback: C) -> impl PinInit<Self, Error> {
         let fence = fence.into();
 
@@ -148,13 +149,13 @@ impl<C: FenceCallback> FenceCallbackRegistration<C> {
             _owner: Owner::new(this_module::<C::OwnerModule>())?,
             callback,
             fence,
-            // INVARIANT: Registered here, removed in `drop()`.
+            // INVARIANT: Registered here and removed in `drop()`.
             cb <- Opaque::try_ffi_init(|cb| {
                 // SAFETY: The fields above are initialized.
                 let fence = unsafe { (*this.as_ptr()).fence.as_raw() };
 
-                // SAFETY: The fence is valid, and `cb` is where it stays until it is removed. The
-                // callback may be called from now on; all that it uses is initialized.
+                // SAFETY: The fence is valid and `cb` stays in place until it is removed. The
+                // callback may be called from now on; all of its data is initialized.
                 to_result(unsafe {
                     bindings::dma_fence_add_callback(fence, cb, Some(Self::trampoline))
                 })
@@ -172,11 +173,12 @@ impl<C: FenceCallback> FenceCallbackRegistration<C> {
         // SAFETY: The function is only registered for the field of a `Self`.
         let this: *const Self = unsafe { crate::container_of!(Opaque::cast_from(cb), Self, cb) };
 
-        // SAFETY: The registration is valid until it is removed, which takes the lock of the fence
-        // that is held during this call. As the callback is `Sync`, it may be used here.
+        // SAFETY: The registration is valid until it is removed. The removal takes the lock of the
+        // fence, which is held during this call. The callback may be used here because it is
+        // `Sync`.
         let callback = unsafe { &(*this).callback };
 
-        // SAFETY: The fence is valid, and the registration owns a reference to it.
+        // SAFETY: The fence is valid and the registration owns a reference to it.
         callback.called(unsafe { AnyFence::from_raw(fence) });
     }
 }
@@ -184,8 +186,8 @@ impl<C: FenceCallback> FenceCallbackRegistration<C> {
 #[pinned_drop]
 impl<C: FenceCallback> PinnedDrop for FenceCallbackRegistration<C> {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: By the type invariant `cb` was added to the fence. It may have been called, then
-        // this only waits until the call is over.
+        // SAFETY: By the type invariant `cb` was added to the fence. If it was called already, this
+        // only waits until the call is over.
         unsafe { bindings::dma_fence_remove_callback(self.fence.as_raw(), self.cb.get()) };
     }
 }

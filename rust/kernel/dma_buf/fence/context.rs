@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The side of a fence that belongs to the driver: contexts, and the fences that are made on them.
+//! The driver's side of a fence: contexts and the fences created on them.
 
 use super::{
     timeline::{
@@ -27,19 +27,19 @@ use core::{
 
 /// The name and the data of a driver's fences.
 pub trait FenceContextOps: 'static {
-    /// The name of the driver, of 31 bytes at most.
+    /// The name of the driver: 31 bytes at most.
     const DRIVER_NAME: &'static CStr;
 
-    /// The data that the driver attaches to a fence until its work is done.
+    /// The data attached to a fence by the driver until its work is done.
     type Data;
 }
 
-/// A line of work, whose fences are signalled in the order in which they are made.
+/// A line of work whose fences are signalled in the order of their creation.
 ///
-/// A reservation keeps only the latest fence of a context: a waiter that sees it signalled takes
+/// A reservation keeps only the latest fence of a context: once that has signalled, a waiter takes
 /// the earlier work for done. So a fence whose work is done before that of an earlier one signals
-/// when the earlier one does. Work that may end in any order needs several contexts. A
-/// [`DriverFence`] that is leaked keeps all later fences of its context from signalling.
+/// when the earlier one does. Work ending in any order needs several contexts. A leaked
+/// [`DriverFence`] keeps all later fences of its context from signalling.
 ///
 /// # Examples
 ///
@@ -82,7 +82,7 @@ pub struct FenceContext<T: FenceContextOps> {
 }
 
 impl<T: FenceContextOps> FenceContext<T> {
-    /// Makes a context. `timeline` names the engine or queue that it stands for, such as a ring.
+    /// Creates a context. `timeline` names its engine or queue, such as a ring.
     ///
     /// Both names are copied. May sleep. Mirrors `dma_fence_context_alloc()`.
     ///
@@ -97,7 +97,7 @@ impl<T: FenceContextOps> FenceContext<T> {
         })
     }
 
-    /// As [`Self::new`], for a context whose fences belong to `group`.
+    /// As [`Self::new`] for a context whose fences belong to `group`.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ impl<T: FenceContextOps> FenceContext<T> {
         })
     }
 
-    /// Makes a context with the same names and the same group.
+    /// Creates a context with the same names and the same group.
     ///
     /// # Errors
     ///
@@ -121,13 +121,13 @@ impl<T: FenceContextOps> FenceContext<T> {
         })
     }
 
-    /// Returns the number of the context, which no other context has.
+    /// Returns the unique number of the context.
     #[inline]
     pub fn id(&self) -> u64 {
         self.timeline.context
     }
 
-    /// Allocates what a fence needs, and attaches `data` to it.
+    /// Allocates the memory of a fence and attaches `data` to it.
     ///
     /// May sleep.
     ///
@@ -144,13 +144,13 @@ impl<T: FenceContextOps> FenceContext<T> {
     }
 }
 
-/// The fences of one device, which are made on several contexts.
+/// The fences of one device, created on several contexts.
 ///
-/// The owner of the device uses it to tell its own work from that of other devices. A fence of the
-/// group only waits for work of the group, unless it is external: then it may depend on the fence
-/// of another device, which signals at any time. A fence is external if it was marked so
-/// ([`FenceAllocation::set_external`]), or if it was made after an external fence of its context
-/// that has not signalled.
+/// The owner of the device uses it to distinguish its own work from that of other devices. A fence
+/// of the group only waits for work of the group unless it is external. An external fence may
+/// depend on fences of other devices, and these signal at any time. A fence is external if it was
+/// marked so ([`FenceAllocation::set_external`]) or was created after an unsignalled external fence
+/// of its context.
 ///
 /// # Examples
 ///
@@ -190,11 +190,11 @@ impl<T: FenceContextOps> FenceContext<T> {
 pub struct FenceGroup(u64);
 
 impl FenceGroup {
-    /// Makes a group, which has no fences yet.
+    /// Creates a group without fences.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
-        // The number of a context that has no fences: no other context and no other group has it,
-        // and it is not 0.
+        // The number of a context without fences: no other context and no other group has it. It is
+        // not 0.
         // SAFETY: The function has no requirements.
         Self(unsafe { bindings::dma_fence_context_alloc(1) })
     }
@@ -205,15 +205,15 @@ impl FenceGroup {
         Memory::group_of(fence).is_some_and(|(group, _)| group == self.0)
     }
 
-    /// As [`Self::has`], for a fence that is not external.
+    /// As [`Self::has`], but false for an external fence.
     pub fn has_internal(&self, fence: &Fence) -> bool {
         Memory::group_of(fence) == Some((self.0, false))
     }
 }
 
-/// A fence whose memory is allocated, and that is not made yet.
+/// The allocated memory of a fence to be created.
 ///
-/// It has no number yet, and cannot be waited for.
+/// It has no number yet and cannot be waited for.
 #[must_use = "no fence is made if the allocation is dropped"]
 pub struct FenceAllocation<T: FenceContextOps> {
     data: T::Data,
@@ -223,16 +223,16 @@ pub struct FenceAllocation<T: FenceContextOps> {
 }
 
 impl<T: FenceContextOps> FenceAllocation<T> {
-    /// Marks that the signal may depend on fences that are not of the [`FenceGroup`].
+    /// Marks the fence as external: its signal may depend on fences outside of the [`FenceGroup`].
     #[inline]
     pub fn set_external(&mut self) {
         self.external = true;
     }
 
-    /// Makes the fence, which gets the next number of its context.
+    /// Creates the fence with the next number of its context.
     ///
-    /// May be called from any context, and cannot fail. A driver that has to hand work to the
-    /// device in the order of the fences calls this under the lock of its queue.
+    /// May be called from any context and cannot fail. A driver that has to hand work to the device
+    /// in the order of the fences calls this under the lock of its queue.
     ///
     /// Mirrors `dma_fence_init64()`.
     pub fn new_fence(self) -> DriverFence<T> {
@@ -245,9 +245,9 @@ impl<T: FenceContextOps> FenceAllocation<T> {
     }
 }
 
-/// The side of a fence that signals it.
+/// The signalling side of a fence.
 ///
-/// A fence that is dropped without [`Self::signal`] is signalled with `ECANCELED`.
+/// A fence dropped without [`Self::signal`] or `set_result()` is signalled with `ECANCELED`.
 ///
 /// # Invariants
 ///
@@ -320,34 +320,34 @@ impl<T: FenceContextOps> DriverFence<T> {
         &self.fence
     }
 
-    /// Returns the data that the driver attached.
+    /// Returns the data attached by the driver.
     #[inline]
     pub fn data(&self) -> &T::Data {
         &self.data
     }
 
-    /// Returns the result with which the fence is signalled when it is dropped.
+    /// Returns the result to be signalled when the fence is dropped.
     #[inline]
     pub fn result(&self) -> Result {
         self.result
     }
 
-    /// Sets the result with which the fence is signalled when it is dropped.
+    /// Sets the result to be signalled when the fence is dropped.
     ///
-    /// For drivers that cannot move the fence out of its place; others have [`Self::signal`].
+    /// For drivers that cannot move the fence out of its place; others use [`Self::signal`].
     #[inline]
     pub fn set_result(&mut self, result: Result) {
         self.result = result;
     }
 
-    /// Signals the fence, with the error if there is one, and then drops the data.
+    /// Signals the fence with `result` and then drops the data.
     ///
     /// While an earlier fence of the context has not signalled, this one waits for its turn. Even
-    /// when its turn has come, another processor, or a work item, may still be about to signal it when
-    /// this returns.
+    /// when its turn has come, another processor or a work item may still be about to signal it
+    /// when this returns.
     ///
-    /// May be called from any context in which the data can be dropped, but not from a callback of
-    /// a fence. Mirrors `dma_fence_set_error()` and `dma_fence_signal()`.
+    /// May be called wherever the data can be dropped, but not from a callback of a fence. Mirrors
+    /// `dma_fence_set_error()` and `dma_fence_signal()`.
     #[inline]
     pub fn signal(mut self, result: Result) {
         self.set_result(result);
@@ -360,15 +360,15 @@ impl<T: FenceContextOps> Drop for DriverFence<T> {
         let fence = self.fence.as_raw();
 
         if let Err(error) = self.result {
-            // SAFETY: The fence is valid, and by the type invariant not signalled. An `Error` is
-            // in the range of an errno.
+            // SAFETY: The fence is valid and by the type invariant not signalled. An `Error` is in
+            // the range of an errno.
             unsafe { bindings::dma_fence_set_error(fence, error.to_errno()) };
         }
 
         // SAFETY: The value is not used any more.
         let fence = unsafe { ManuallyDrop::take(&mut self.fence) };
         // From here on nothing refers to the data.
-        // SAFETY: The fence was made with this timeline, and the value is dropped once.
+        // SAFETY: The fence was created on this timeline and the value is dropped once.
         unsafe { self.timeline.finish(fence) };
     }
 }

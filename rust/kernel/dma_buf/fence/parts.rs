@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Containers of fences, taken apart.
+//! The iteration over the fences of a container.
 //!
 //! C header: [`include/linux/dma-fence-unwrap.h`](srctree/include/linux/dma-fence-unwrap.h)
 
@@ -39,8 +39,8 @@ impl Iterator for Parts<'_> {
     type Item = ARef<Fence>;
 
     fn next(&mut self) -> Option<ARef<Fence>> {
-        // SAFETY: The fence is valid, and so is the cursor once it was started. A cursor that has
-        // come to its end has no chain, and stays there.
+        // SAFETY: The fence is valid, and so is the cursor once it was started. A cursor at its end
+        // has no chain and stays there.
         let part = unsafe {
             if !self.started {
                 self.started = true;
@@ -53,7 +53,7 @@ impl Iterator for Parts<'_> {
         };
         let part = NonNull::new(part)?;
 
-        // SAFETY: The cursor keeps the fence until it is moved on. The fence is no container,
+        // SAFETY: The cursor keeps the fence until it is moved on. The fence is no container
         // because containers are taken apart.
         Some(unsafe { Fence::from_raw(part.as_ptr()) }.into())
     }
@@ -61,7 +61,7 @@ impl Iterator for Parts<'_> {
 
 impl Drop for Parts<'_> {
     fn drop(&mut self) {
-        // SAFETY: The cursor has a reference to the chain, if there is one.
+        // SAFETY: The cursor has a reference to the chain if there is one.
         unsafe { bindings::dma_fence_put(self.cursor.chain) };
     }
 }

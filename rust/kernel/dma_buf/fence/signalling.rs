@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The annotation, for lockdep, of code on which the waiters of a fence depend.
+//! The lockdep annotation of fence signalling critical sections.
 
 use crate::{
     bindings,
     types::NotThreadSafe, //
 };
 
-/// A section of code on which the waiters of a fence depend.
+/// A fence signalling critical section: the waiters of a fence depend on its code.
 ///
-/// It begins when a fence is published, such as by adding it to a reservation, or where the code
-/// starts that is going to signal it, such as a worker; it ends after the signal. In between,
-/// lockdep reports operations that may depend on a fence: taking a reservation, allocating memory
-/// in a way that can wait, waiting for a fence. Sections may be nested.
+/// It begins when a fence is published (such as by adding it to a reservation) or at the start of
+/// the code signalling it (such as a worker). It ends after the signal. In between, lockdep reports
+/// operations that may depend on a fence: taking a reservation, allocating memory in a way that can
+/// wait and waiting for a fence. Sections may be nested.
 ///
-/// May be used in any context, and by one task. Mirrors `dma_fence_begin_signalling()` and
+/// May be used in any context and by one task. Mirrors `dma_fence_begin_signalling()` and
 /// `dma_fence_end_signalling()`.
 ///
 /// # Invariants
 ///
-/// `cookie` belongs to a section which the current task has begun and not ended.
+/// `cookie` belongs to a section begun and not yet ended by the current task.
 ///
 /// # Examples
 ///

@@ -2,15 +2,15 @@
 
 //! The order in which the fences of a context signal.
 //!
-//! This file makes and signals the fences of all drivers: their memory, names and operations belong
-//! to the kernel, because a fence may outlive the driver that made it.
+//! This file creates and signals the fences of all drivers: their memory, names and operations
+//! belong to the kernel because a fence may outlive its driver.
 //!
 //! # Locking
 //!
 //! The lock of a [`Line`] is taken with interrupts disabled. It is not held while a fence is
-//! signalled, because the callbacks of the fence run then. A task that signals is not interrupted
-//! either, because all others leave their fences to it. On PREEMPT_RT the locks of both sleep, so
-//! there it may be preempted like any holder of a lock.
+//! signalled because the callbacks of the fence run then. A signalling task is not interrupted
+//! either because all others leave their fences to it. On PREEMPT_RT the locks of line and fence
+//! sleep, so there it may be preempted like any holder of a lock.
 
 use super::Fence;
 use crate::{
@@ -44,16 +44,16 @@ use core::{
     }, //
 };
 
-/// How many fences a task signals at once: their callbacks may run with interrupts disabled, and one
-/// late fence may have thousands behind it.
+/// The number of fences that a task signals at once: their callbacks may run with interrupts
+/// disabled, and one late fence may have thousands behind it.
 const SIGNALS_AT_ONCE: usize = 16;
 
-/// The maximal size of a name of a fence in bytes, with the terminating NUL.
+/// The maximal size of a name of a fence in bytes with the terminating NUL.
 const NAME_SIZE: usize = 32;
 
 type Name = [c_char; NAME_SIZE];
 
-/// Copies a string to an array that can live as long as the fence.
+/// Copies a string to an array to be kept in the fence.
 fn name(text: &CStr) -> Result<Name> {
     let bytes = text.to_bytes();
     let mut name = [0; NAME_SIZE];
@@ -66,42 +66,41 @@ fn name(text: &CStr) -> Result<Name> {
     Ok(name)
 }
 
-/// The memory of a fence that was made here.
+/// The memory of a fence created here.
 ///
-/// It contains all that the operations of the fence access, so it is complete as long as the fence
-/// is.
+/// It contains all data accessed by the operations of the fence, so this data lives as long as the
+/// fence.
 #[repr(C)]
 pub(super) struct Memory {
     /// Must be first: the core frees the memory by the address of the fence.
     fence: Opaque<bindings::dma_fence>,
     driver: Name,
     timeline: Name,
-    /// The next fence of the timeline, while this one has not signalled. Guarded by the lock of the
-    /// timeline, like `is_done`.
+    /// The next fence of the timeline while this one has not signalled. Guarded by the lock of the
+    /// timeline like `is_done`.
     next: UnsafeCell<*const Memory>,
     /// Whether the work is done. The fence signals once those before it have signalled too.
     is_done: UnsafeCell<bool>,
     /// The number of the [`FenceGroup`](super::FenceGroup), 0 if there is none.
     pub(super) group: u64,
-    /// Whether the signal may depend on fences that are not of the group.
+    /// Whether the signal may depend on fences outside of the group.
     pub(super) external: bool,
 }
 
 impl Memory {
-    /// Returns the number of the group of a fence that was made here, and whether its signal may
-    /// depend on fences that are not of the group. Returns [`None`] if the fence was made
-    /// elsewhere, or has signalled: a caller that has to know which asks for that afterwards.
+    /// Returns the number of the group of a fence created here and whether its signal may depend on
+    /// fences outside of the group. Returns [`None`] if the fence was created elsewhere or has
+    /// signalled. To distinguish both, a caller checks for the signal afterwards.
     pub(super) fn group_of(fence: &Fence) -> Option<(u64, bool)> {
         let raw = fence.as_raw();
 
         // SAFETY: The fence is valid. The core clears the pointer to the table when the fence
         // signals, maybe at this time; the pointer is compared only. A fence with this table is at
-        // the start of a `Memory`, which is freed with it, and whose fields that are read never
-        // change.
+        // the start of a `Memory`, which is freed with it. The fields read here never change.
         unsafe {
             if !ptr::eq((&raw const (*raw).ops).read_volatile(), &OPS) {
-                // Pairs with `test_and_set_bit()` in `dma_fence_signal_timestamp_locked()`, after
-                // which the pointer is cleared: the caller sees the bit.
+                // Pairs with `test_and_set_bit()` in `dma_fence_signal_timestamp_locked()`. The
+                // pointer is cleared after it, so the caller sees the bit.
                 smp_mb(Read);
                 return None;
             }
@@ -112,10 +111,10 @@ impl Memory {
     }
 }
 
-/// The operations of all fences that are made here, for all drivers.
+/// The operations of all fences created here for all drivers.
 ///
-/// The table and its functions are in the kernel crate, which is never unloaded. Without `wait` and
-/// `release` the core drops the table when the fence signals, and frees the fence with
+/// The table and its functions are in the kernel crate and so never unloaded. Without `wait` and
+/// `release` the core drops the table when the fence signals and frees the fence with
 /// `dma_fence_free()`.
 static OPS: bindings::dma_fence_ops = bindings::dma_fence_ops {
     get_driver_name: Some(driver_name),
@@ -152,7 +151,7 @@ pub(super) struct Timeline {
     timeline: Name,
     #[pin]
     line: SpinLockIrq<Line>,
-    /// Signals the fences that a task has left.
+    /// Signals the fences left by a task.
     #[pin]
     rest: Work<Self>,
 }
@@ -171,24 +170,24 @@ impl WorkItem for Timeline {
     }
 }
 
-/// The fences of a timeline that have not signalled.
+/// The unsignalled fences of a timeline.
 ///
 /// # Invariants
 ///
-/// `first` is null or the oldest of the fences, `last` the latest, and each points to the next. A
-/// reference to each is owned by its [`DriverFence`](super::DriverFence) or, once the work is done,
-/// by the line.
+/// `first` is null or the oldest of the fences; `last` is null or the latest. Each points to the
+/// next. A reference to each is owned by its [`DriverFence`](super::DriverFence) or, once the work
+/// is done, by the line.
 struct Line {
     /// The number of the latest fence. The lock is held until the fence is initialized, so the
-    /// fences are numbered in the order in which they are initialized.
+    /// fences are numbered in the order of their initialization.
     seqno: u64,
     first: *const Memory,
     last: *const Memory,
-    /// Whether a task is signalling the fences whose turn it is.
+    /// Whether a task is signalling the fences whose turn has come.
     busy: bool,
 }
 
-// SAFETY: The lock that a `Line` is in guards all that the pointers lead to.
+// SAFETY: The lock around a `Line` guards all memory behind its pointers.
 unsafe impl Send for Line {}
 
 impl Line {
@@ -208,7 +207,7 @@ impl Line {
     ///
     /// `memory` must stay valid until it is removed by [`Self::take_done`].
     unsafe fn push(&mut self, memory: *const Memory) {
-        // INVARIANT: The fence is the latest, and the one before it points to it.
+        // INVARIANT: The fence is the latest and the one before it points to it.
         if self.last.is_null() {
             self.first = memory;
         } else {
@@ -218,20 +217,19 @@ impl Line {
         self.last = memory;
     }
 
-    /// Returns whether the signal of the latest fence may depend on fences that are not of the
-    /// group.
+    /// Returns whether the signal of the latest fence may depend on fences outside of the group.
     fn ends_external(&self) -> bool {
-        // SAFETY: By the type invariant the fence is valid, if there is one; the field never
+        // SAFETY: By the type invariant the fence is valid if there is one; the field never
         // changes.
         !self.last.is_null() && unsafe { (*self.last).external }
     }
 
-    /// Removes the oldest fence, if its work is done.
+    /// Removes the oldest fence if its work is done.
     fn take_done(&mut self) -> Option<NonNull<Memory>> {
         let first = NonNull::new(self.first.cast_mut())?;
 
         // INVARIANT: The next fence is the oldest now.
-        // SAFETY: By the type invariant the fence is valid; the line is what guards the cells.
+        // SAFETY: By the type invariant the fence is valid; the line guards the cells.
         unsafe {
             if !*first.as_ref().is_done.get() {
                 return None;
@@ -251,7 +249,7 @@ impl Timeline {
         Self::with_names(name(driver)?, name(timeline)?, group)
     }
 
-    /// Makes a timeline with the names and the group of this one.
+    /// Creates a timeline with the names and the group of this one.
     #[inline(never)]
     pub(super) fn alike(&self) -> Result<Arc<Self>> {
         Self::with_names(self.driver, self.timeline, self.group)
@@ -272,9 +270,8 @@ impl Timeline {
         )
     }
 
-    /// Makes the next fence. `external` says that its signal may depend on fences that are not of
-    /// the group; this then applies to all fences of the timeline that are made before it has
-    /// signalled.
+    /// Creates the next fence. With `external` its signal may depend on fences outside of the
+    /// group. This then applies to all fences of the timeline created before it has signalled.
     #[inline(never)]
     pub(super) fn new_fence(
         &self,
@@ -284,7 +281,7 @@ impl Timeline {
         let mut line = self.line.lock();
         let external = external || line.ends_external();
 
-        // The names are written first: the initialization has a tracepoint that reads them.
+        // The names are written first: the initialization has a tracepoint reading them.
         let memory = KBox::into_raw(KBox::write(
             memory,
             Memory {
@@ -303,9 +300,9 @@ impl Timeline {
         line.seqno += 1;
 
         // SAFETY:
-        // - `fence` is at the start of memory that was allocated with `kmalloc()` and is owned by
-        //   this function alone, as `dma_fence_free()` needs it.
-        // - `OPS` is static, and its functions get what they need, a `Memory`.
+        // - `fence` is at the start of memory allocated with `kmalloc()`, as `dma_fence_free()`
+        //   needs it. This function alone owns the memory.
+        // - `OPS` is static, and its functions get the `Memory` that they need.
         // - Without an external lock the fence uses the one inside of it.
         unsafe {
             bindings::dma_fence_init64(fence, &OPS, ptr::null_mut(), self.context, line.seqno);
@@ -315,17 +312,17 @@ impl Timeline {
         drop(line);
 
         // INVARIANT: The fence was just initialized.
-        // SAFETY: `fence` is not null, and the `ARef` takes over its first reference.
+        // SAFETY: `fence` is not null and the `ARef` takes over its first reference.
         unsafe { ARef::from_raw(NonNull::new_unchecked(fence.cast())) }
     }
 
-    /// Records that the work of a fence is done, and signals the fences whose turn has come. If
-    /// there are many, a work item signals the rest.
+    /// Records the end of the work of a fence and signals the fences whose turn has come. If there
+    /// are many, a work item signals the rest.
     ///
     /// # Safety
     ///
-    /// The fence must have been made by [`Self::new_fence`] of this timeline, and this must not
-    /// have been called for it before. The reference passes to the line.
+    /// The fence must have been created by [`Self::new_fence`] of this timeline. This must not have
+    /// been called for it before. The reference passes to the line.
     #[inline(never)]
     pub(super) unsafe fn finish(self: &Arc<Self>, fence: ARef<Fence>) {
         let memory: NonNull<Memory> = ARef::into_raw(fence).cast();
@@ -335,7 +332,7 @@ impl Timeline {
 
         // SAFETY: The fence is at the start of a `Memory`, and the line is locked.
         unsafe { *memory.as_ref().is_done.get() = true };
-        // The task that signals sees this fence, and signals it in its turn.
+        // The signalling task sees this fence and signals it in its turn.
         if line.busy {
             return;
         }
@@ -346,14 +343,14 @@ impl Timeline {
         }
     }
 
-    /// Leaves the line to the work item, which is not on the queue as long as the line is busy. The
-    /// queue needs no memory for it: others may wait for these fences to get memory.
+    /// Leaves the line to the work item. The item is not on the queue yet because the line is busy.
+    /// Queueing needs no memory: other tasks may wait for these fences to get memory.
     fn signal_later(self: Arc<Self>) {
         let _ = workqueue::system_bh_highpri().enqueue(self);
     }
 
-    /// Signals the fences whose turn has come, for the task that has made the line busy, but `most`
-    /// at most. Returns false if that was reached: then the line is still busy.
+    /// Signals at most `most` fences whose turn has come, for the task that has made the line busy.
+    /// Returns false if that limit was reached: then the line is still busy.
     fn signal_done(&self, most: usize) -> bool {
         for _ in 0..most {
             let mut line = self.line.lock();
@@ -363,7 +360,7 @@ impl Timeline {
             };
 
             drop(line);
-            // SAFETY: The fence has not signalled. Its reference belonged to the line, and now
+            // SAFETY: The fence has not signalled. Its reference belonged to the line and now
             // belongs to this function.
             unsafe {
                 bindings::dma_fence_signal(done.as_ptr().cast());
@@ -403,7 +400,7 @@ mod tests {
 
         let _rcu = rcu::read_lock();
         let raw = fence.fence().as_raw();
-        // SAFETY: The fence is valid, and names are only looked at in this section.
+        // SAFETY: The fence is valid and its names are only read in this section.
         let (driver, timeline) = unsafe {
             (
                 CStr::from_char_ptr(bindings::dma_fence_driver_name(raw)),
@@ -431,13 +428,13 @@ mod tests {
         Ok(())
     }
 
-    /// Returns whether the core keeps `fence` alone, of the two fences of one timeline.
+    /// Returns whether the core keeps only `fence` of two fences of one timeline.
     fn replaces(fence: &ARef<Fence>, before: &ARef<Fence>) -> bool {
         let mut pair = [before, fence].map(|fence| ARef::into_raw(fence.clone()).as_ptr().cast());
 
-        // SAFETY: The function drops the references of the fences that it removes.
+        // SAFETY: The function drops the references of the removed fences.
         let left = unsafe { bindings::dma_fence_dedup_array(pair.as_mut_ptr(), 2) };
-        // SAFETY: The first fence is left in any case, with its reference.
+        // SAFETY: The first fence is left in any case with its reference.
         let kept = unsafe { ARef::from_raw(NonNull::new_unchecked(pair[0].cast::<Fence>())) };
 
         left == 1 && ptr::eq(&*kept, &**fence)
@@ -460,9 +457,9 @@ mod tests {
             fences.push(fence, GFP_KERNEL)?;
         }
 
-        // The work is done in another order; the signals come in that of the numbers.
+        // The work is done in another order; the signals follow the numbers.
         for (done, signalled) in [(4, 0), (2, 0), (0, 1), (1, 3), (3, 5)] {
-            // SAFETY: The timeline made the fence, whose work is done once.
+            // SAFETY: The timeline created the fence and its work is done once.
             unsafe { timeline.finish(fences[done].clone()) };
             assert!(fences
                 .iter()
@@ -472,7 +469,7 @@ mod tests {
         Ok(())
     }
 
-    /// A late fence does not signal all of those behind it with interrupts disabled.
+    /// A late fence does not signal all fences behind it with interrupts disabled.
     #[test]
     fn signals_are_limited() -> Result {
         const FENCES: usize = 100;
@@ -495,8 +492,8 @@ mod tests {
         assert_eq!(signalled(), 0);
 
         let at_once = {
-            // The work item is one of this processor, and does not run meanwhile. On PREEMPT_RT the
-            // lock sleeps, and the work item may.
+            // The work item is one of this processor and does not run meanwhile. On PREEMPT_RT the
+            // lock sleeps, and the work item may run.
             #[cfg(not(CONFIG_PREEMPT_RT))]
             let _irqs = crate::interrupt::local_interrupt_disable();
 

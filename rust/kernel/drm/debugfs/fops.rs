@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The callbacks of files, which debugfs calls.
+//! The file callbacks called by debugfs.
 //!
 //! C header: [`include/linux/debugfs.h`](srctree/include/linux/debugfs.h)
 
@@ -36,7 +36,7 @@ impl Raw {
 
 /// # Safety
 ///
-/// `drm` must be a device of the driver of `F`, and registered.
+/// `drm` must be a registered device of the driver of `F`.
 unsafe fn show<F: File>(drm: *mut bindings::drm_device, m: &SeqFile) -> Result {
     // SAFETY: As promised by the caller.
     F::show(unsafe { drm::Device::from_raw(drm) }, m)
@@ -44,7 +44,7 @@ unsafe fn show<F: File>(drm: *mut bindings::drm_device, m: &SeqFile) -> Result {
 
 /// # Safety
 ///
-/// `drm` must be a device of the driver of `F`, and registered.
+/// `drm` must be a registered device of the driver of `F`.
 unsafe fn write<F: File>(drm: *mut bindings::drm_device, text: &str) -> Result {
     // SAFETY: As promised by the caller.
     F::write(unsafe { drm::Device::from_raw(drm) }, text)
@@ -64,7 +64,7 @@ const FOPS: bindings::file_operations = bindings::file_operations {
 ///
 /// # Safety
 ///
-/// `drm` must be a valid device that has its directory, of the driver of `file`.
+/// `drm` must be a valid device of the driver of `file`, with a debugfs directory.
 #[inline(never)]
 pub(super) unsafe fn add(drm: *mut bindings::drm_device, file: &'static Raw) {
     let mut mode = 0;
@@ -90,18 +90,18 @@ pub(super) unsafe fn add(drm: *mut bindings::drm_device, file: &'static Raw) {
     }
 }
 
-/// Calls `f` with the device and the description of a file, if the device is registered.
+/// Calls `f` with the device and the description of a file while the device is registered.
 ///
 /// # Safety
 ///
-/// `file` must be an open file that [`add`] made.
+/// `file` must be an open file created by [`add`].
 unsafe fn with_file(
     file: *mut bindings::file,
     f: impl FnOnce(*mut bindings::drm_device, &Raw) -> Result,
 ) -> Result {
     let mut idx = 0;
 
-    // SAFETY: The file is open, and its inode has the data that `add` passed.
+    // SAFETY: The file is open. Its inode has the data passed by `add`.
     let (drm, raw) = unsafe {
         (
             (*(*file).f_inode).i_private.cast::<bindings::drm_device>(),
@@ -109,12 +109,12 @@ unsafe fn with_file(
         )
     };
 
-    // SAFETY: The file was not removed yet, and the removal waits for the callback, so the device
-    // is valid.
+    // SAFETY: The file was not removed yet and the removal waits for the callback. So the device is
+    // valid.
     if !unsafe { bindings::drm_dev_enter(drm, &mut idx) } {
         return Err(ENODEV);
     }
-    // SAFETY: The device is registered, hence the driver is bound and the module is loaded.
+    // SAFETY: The device is registered. Hence the driver is bound and the module is loaded.
     let ret = f(drm, unsafe { &*raw });
     // SAFETY: The section was entered above.
     unsafe { bindings::drm_dev_exit(idx) };
@@ -123,7 +123,7 @@ unsafe fn with_file(
 
 /// # Safety
 ///
-/// Called by debugfs with a file that is being opened, and that [`add`] made.
+/// Called by debugfs to open a file created by [`add`].
 unsafe extern "C" fn open_callback(
     _inode: *mut bindings::inode,
     file: *mut bindings::file,
@@ -134,19 +134,19 @@ unsafe extern "C" fn open_callback(
 
 /// # Safety
 ///
-/// Called for a `struct seq_file` that [`open_callback`] opened.
+/// Called for a `struct seq_file` opened by [`open_callback`].
 unsafe extern "C" fn show_callback(seq: *mut bindings::seq_file, _: *mut c_void) -> c_int {
     from_result(|| {
-        // SAFETY: The `seq_file` knows its file, which is open.
+        // SAFETY: The `seq_file` has a pointer to its open file.
         let file = unsafe { (*seq).file };
 
-        // SAFETY: The file is open, and `add` made it.
+        // SAFETY: The file is open and was created by `add`.
         unsafe {
             with_file(file.cast_mut(), |drm, raw| {
                 let show = raw.show.ok_or(EINVAL)?;
 
-                // SAFETY: The device is registered, and of the driver of the file. The `seq_file`
-                // is used by this task alone.
+                // SAFETY: The device is registered and of the driver of the file. Only this task
+                // uses the `seq_file`.
                 show(drm, SeqFile::from_raw(seq))
             })
         }?;
@@ -156,7 +156,7 @@ unsafe extern "C" fn show_callback(seq: *mut bindings::seq_file, _: *mut c_void)
 
 /// # Safety
 ///
-/// Called by debugfs with an open file that [`add`] made, and a range of userspace.
+/// Called by debugfs with an open file created by [`add`] and a range of userspace.
 unsafe extern "C" fn write_callback(
     file: *mut bindings::file,
     from: *const c_char,
@@ -177,7 +177,7 @@ unsafe extern "C" fn write_callback(
             with_file(file, |drm, raw| {
                 let write = raw.write.ok_or(EINVAL)?;
 
-                // SAFETY: The device is registered, and of the driver of the file.
+                // SAFETY: The device is registered and of the driver of the file.
                 write(drm, text.strip_suffix('\n').unwrap_or(text))
             })
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The driver of a device that does nothing, whose objects KUnit suites lock.
+//! The driver of a fake device. KUnit suites lock its objects.
 
 use crate::{
     device,
@@ -63,7 +63,7 @@ impl FenceContextOps for Driver {
     type Data = ();
 }
 
-/// Makes a device with the name of its parent. The DRM device must be dropped before the parent.
+/// Creates a device with the name of its parent. The DRM device must be dropped before the parent.
 pub(crate) fn device(name: &CStr) -> Result<(UnregisteredDevice<Driver>, faux::Registration)> {
     let faux = faux::Registration::new(name, None)?;
     let drm = UnregisteredDevice::new(faux.as_ref(), try_pin_init!(Data {}))?;

@@ -1,45 +1,44 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Windows through which peers and the CPU see VRAM that the BAR does not show at all times.
+//! Windows for peer and CPU access to VRAM that the BAR does not show at all times.
 //!
-//! A device whose BAR has page tables of its own, an aperture, shows VRAM only where a driver has
-//! made a window. Such a driver implements [`Aperture`] for its objects and names the
-//! implementation in the class: [`TtmObject::APERTURE`] or [`VramObject::APERTURE`].
+//! A BAR with page tables of its own, an aperture, shows VRAM only in windows created by a driver.
+//! Such a driver implements [`Aperture`] for its objects and names the implementation in the class:
+//! [`TtmObject::APERTURE`] or [`VramObject::APERTURE`].
 //!
-//! An object has at most one window, which shows it where it is. Its holders are importers that
-//! have mapped the object, page faults of processes, and mappings of the kernel (vmap). The first
-//! holder makes the window, the others share it, and the driver closes it after the last one:
+//! An object has at most one window, for its present place. Its holders are importers that have
+//! mapped the object, page faults of processes and kernel mappings (vmap). The first holder creates
+//! the window and the others share it. The driver closes it after the last one:
 //!
-//! - An object that moves loses its window before it leaves its place, when the fences of its
-//!   importers have signalled. It gets another one for its new place.
-//! - If the aperture is full, windows are closed that nobody has pinned: first those that only page
-//!   faults hold, then those of importers, which are invalidated as before a move; the least
-//!   recently used first. The work of such importers is waited for. They map the object again when
-//!   they need it. A driver with TTM limits pins, so that neither importers nor the kernel
-//!   take all of the aperture: see [`PinShares`](crate::drm::gem::ttm::PinShares).
-//! - An instruction of a process with accesses to two objects makes no progress if the aperture has
-//!   room for one of them only.
-//! - A mapping that fails leaves no window, nor does an importer that detaches without an unmap.
-//! - When the driver is unbound, importers are revoked first, and the windows that remain are
-//!   closed before the registration data is dropped.
+//! - A moving object loses its window before it leaves its place, when the fences of its importers
+//!   have signalled. It gets another window for its new place.
+//! - If the aperture is full, unpinned windows are closed: first those held only by page faults,
+//!   then those of importers. The least recently used ones come first. The importers are
+//!   invalidated as before a move and their work is waited for. They map the object again when they
+//!   need it. A driver with TTM limits pins, so that neither importers nor the kernel take all of
+//!   the aperture: see [`PinShares`](crate::drm::gem::ttm::PinShares).
+//! - If one instruction of a process accesses two objects, it makes no progress while the aperture
+//!   has room for only one of them.
+//! - A failed mapping leaves no window. Neither does an importer that detaches without an unmap.
+//! - An unbind of the driver first revokes importers. It then closes the remaining windows before
+//!   the registration data is dropped.
 //!
-//! The CPU sees objects of [`gem::ttm`](crate::drm::gem::ttm) through windows as well: an object
-//! has one while the kernel maps it. The first page fault opens one until the object moves or is
+//! The CPU also sees objects of [`gem::ttm`](crate::drm::gem::ttm) through windows. An object has
+//! one while the kernel maps it. The first page fault creates one until the object moves or is
 //! freed. A suspend, an unplug and an object in need of the window close it as well. An unmap by
 //! the process does not close it. The CPU does not access objects of
 //! [`gem::vram`](crate::drm::gem::vram).
 //!
-//! With windows, the `visible` bytes of [`Vram`](crate::drm::gem::peer::Vram::visible) are the
-//! bytes that statistics count as seen, those of which the limits of pins are shares, and the place
-//! where an object of `gem::vram` is put first.
-//! Copies by the CPU, such as those of [`CpuEngine`](crate::drm::ttm::CpuEngine), use the
-//! [`Layout`](crate::drm::vram::Layout) instead of windows. A device without permanently visible
-//! VRAM needs an engine of its own.
+//! With windows, the `visible` bytes of [`Vram`](crate::drm::gem::peer::Vram::visible) have three
+//! uses: statistics count them as visible, the limits of pins are shares of them, and objects of
+//! `gem::vram` are placed there first. Copies by the CPU, such as those of
+//! [`CpuEngine`](crate::drm::ttm::CpuEngine), use the [`Layout`](crate::drm::vram::Layout) instead
+//! of windows. A device without permanently visible VRAM needs an engine of its own.
 //!
 //! `gem.rs` and `aperture.rs` of `drivers/gpu/drm/mgpu` are an example.
 //!
-//! Without an [`Aperture`] all VRAM that peers and the CPU reach is in the BAR at all times, in its
-//! own order or in that of a [`Layout`](crate::drm::vram::Layout), and windows cost nothing.
+//! Without an [`Aperture`] all VRAM within reach of peers and the CPU is in the BAR at all times,
+//! in its own order or in that of a [`Layout`](crate::drm::vram::Layout), and windows cost nothing.
 //!
 //! [`TtmObject::APERTURE`]: crate::drm::gem::ttm::TtmObject::APERTURE
 //! [`VramObject::APERTURE`]: crate::drm::gem::vram::VramObject::APERTURE
@@ -72,43 +71,43 @@ use crate::{
 };
 use core::any::Any;
 
-/// A driver whose BAR shows VRAM through windows.
+/// A driver with a BAR that shows VRAM through windows.
 pub trait Aperture: PeerObject {
     /// The driver's part of a window, until [`Self::unmap`] gets it back.
     type Window: Send + 'static;
 
-    /// Returns how many bytes windows can have of the BAR at most: by default all of it.
+    /// Returns how many bytes of the BAR windows can have at most. By default all of it.
     ///
-    /// An object that is larger gets no window: [`Self::map`] is not called, and no window is
-    /// dropped. An importer gets system memory if the object may move there, and else `EOPNOTSUPP`,
-    /// in both cases with the reason [`OutsideBar`](crate::drm::gem::peer::Reason::OutsideBar).
-    /// Page faults and mappings of the kernel end as if the aperture was full.
+    /// A larger object gets no window: [`Self::map`] is not called and no window is dropped. An
+    /// importer gets system memory if the object may move there and otherwise `EOPNOTSUPP`. The
+    /// reason is [`OutsideBar`](crate::drm::gem::peer::Reason::OutsideBar) in both cases. Page
+    /// faults and kernel mappings end as with a full aperture.
     fn size(reg: &RegistrationData<'_, Self>) -> u64 {
         let _ = reg;
         u64::MAX
     }
 
-    /// Makes a window that shows an object, which is at `vram`, and appends its pieces in the BAR
-    /// to `pieces`, which is empty: by [`RangeList::push_piece`], in the order of the object.
+    /// Creates a window for an object at `vram`. Appends its pieces in the BAR to the empty
+    /// `pieces` by [`RangeList::push_piece`], in the order of the object.
     ///
     /// Called with the reservation of the object held, while the driver is bound and the device
-    /// active. May sleep, for as long as `wait` says.
+    /// active. May sleep as long as `wait` allows.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the aperture is full. Then windows are closed, and this is called again after
+    /// `ENOSPC` if the aperture is full. Then windows are closed and this is called again after
     /// each. If all are pinned:
     ///
-    /// - An importer gets system memory if the object may move there, and else this error, in both
-    ///   cases with the reason [`NoWindow`]. Its next mapping tries again unless another importer
+    /// - An importer gets system memory if the object may move there and otherwise this error. The
+    ///   reason is [`NoWindow`] in both cases. Its next mapping tries again unless another importer
     ///   without a window has the object mapped in system memory.
-    /// - For a page fault, and for a mapping of the kernel, an object moves to system memory if it
-    ///   may. Else the access ends in `SIGBUS`, and the mapping fails with this error.
+    /// - For a page fault or a kernel mapping an object moves to system memory if it may. Otherwise
+    ///   the access ends in `SIGBUS` and the mapping fails with this error.
     ///
-    /// `EBUSY` if the device is slow, or is being reset. A page fault is then tried again; all
-    /// other callers try again for some time, and go on as above in the end, but with `ETIMEDOUT`.
+    /// `EBUSY` if the device is slow or being reset. A page fault is then tried again. All other
+    /// callers try again for some time and in the end go on as above, but with `ETIMEDOUT`.
     ///
-    /// Any other error is returned as the error of the mapping; a page fault ends in `SIGBUS`.
+    /// Any other error is the error of the mapping; a page fault ends in `SIGBUS`.
     ///
     /// [`NoWindow`]: crate::drm::gem::peer::Reason::NoWindow
     fn map(
@@ -118,29 +117,29 @@ pub trait Aperture: PeerObject {
         wait: Wait,
     ) -> Result<Self::Window>;
 
-    /// Closes a window: invalidates the entries of the aperture, and waits for that.
+    /// Closes a window: invalidates the entries of the aperture and waits for the invalidation.
     ///
-    /// Called with the reservation of the object held, unless the object is being freed, or the
-    /// device was unplugged. If it makes room for another object, the reservation of that object is
-    /// held as well, and for a page fault the `mmap_lock`. May sleep; takes no reservation and
-    /// allocates no memory. The device may be suspended, or have been removed by surprise: then
-    /// neither peers nor the CPU access the window any more. An importer that was invalidated and
-    /// has not unmapped may still read there by speculation, and discards what it reads.
+    /// Called with the reservation of the object held unless the object is being freed or the
+    /// device was unplugged. If the close makes room for another object, the reservation of that
+    /// object is held as well. For a page fault so is the `mmap_lock`. May sleep; takes no
+    /// reservation and allocates no memory. The device may be suspended or removed by surprise:
+    /// then neither peers nor the CPU access the window any more. An importer that was invalidated
+    /// and has not unmapped may still read there by speculation; it discards the data.
     ///
     /// # Errors
     ///
-    /// If the device does not answer. Nobody uses the window any more, but the BAR may still show
-    /// the memory: the driver makes no other window there before it knows better.
+    /// If the device does not answer. The window has no users any more, but the BAR may still show
+    /// the memory. The driver creates no other window there until it knows better.
     fn unmap(reg: &RegistrationData<'_, Self>, window: Self::Window) -> Result;
 }
 
-/// How long [`Aperture::map`] may wait for the device, and for other tasks.
+/// How long [`Aperture::map`] may wait for the device and other tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// For as long as it takes.
     Long,
-    /// For some milliseconds: the caller is a page fault, which holds the `mmap_lock`, and which is
-    /// tried again.
+    /// For some milliseconds. The caller is a page fault, which holds the `mmap_lock` and is tried
+    /// again.
     Short,
 }
 
@@ -169,23 +168,23 @@ impl<T: DriverObject> ApertureHook<T> {
         self.0.is_some()
     }
 
-    /// Returns whether an object of `dev` that has `size` bytes can have a window. That is not so
-    /// if the driver is not bound any more.
+    /// Returns whether an object of `dev` with `size` bytes can have a window. False if the driver
+    /// is not bound any more.
     pub(crate) fn fits(&self, dev: &DeviceOf<T>, size: u64) -> bool {
         self.0
             .as_ref()
             .is_some_and(|functions| (functions.limit)(dev).is_ok_and(|limit| size <= limit))
     }
 
-    /// Makes a window that shows an object of `dev`, and passes it to `add` before an unplug could
-    /// close all windows.
+    /// Creates a window for an object of `dev` and passes it to `add` before an unplug could close
+    /// all windows.
     ///
     /// # Errors
     ///
     /// - `ENODEV` if the driver is not bound any more.
     /// - `E2BIG` if the object does not [fit](Self::fits).
-    /// - `EINVAL` if the pieces are not inside the BAR, or not as large as the object, or if there
-    ///   are no windows.
+    /// - `EINVAL` if the pieces are not inside the BAR, if they are not as large as the object, or
+    ///   if there are no windows.
     /// - Those of [`Aperture::map`].
     pub(crate) fn map(
         &self,
@@ -197,8 +196,8 @@ impl<T: DriverObject> ApertureHook<T> {
         (self.0.as_ref().ok_or(EINVAL)?.map)(dev, vram, wait, add)
     }
 
-    /// Removes a holder of the window of the object with the number `id`, which the driver closes
-    /// if that was the last one. Without a holder it is closed at once.
+    /// Removes a holder of the window of the object with number `id`. The driver closes the window
+    /// after the last holder. Without a `holder` it is closed at once.
     ///
     /// Does nothing if the driver is not bound any more: an unplug closes all windows.
     pub(crate) fn close(
@@ -217,7 +216,7 @@ impl<T: DriverObject> ApertureHook<T> {
     ///
     /// # Safety
     ///
-    /// `dev` must be unplugged, and its registration data still be there.
+    /// `dev` must be unplugged and its registration data must still exist.
     pub(crate) unsafe fn close_all(&self, dev: &DeviceOf<T>, windows: &Windows) {
         if let Some(functions) = &self.0 {
             // SAFETY: As promised by the caller.
@@ -226,7 +225,7 @@ impl<T: DriverObject> ApertureHook<T> {
     }
 }
 
-/// Returns the windows of a driver with an aperture, which are in the BAR that shows VRAM.
+/// Returns the windows of a driver with an aperture. They are in the BAR that shows VRAM.
 pub const fn aperture_hook<T: Aperture>() -> ApertureHook<T> {
     ApertureHook(Some(Functions {
         limit: limit::<T>,
@@ -236,11 +235,11 @@ pub const fn aperture_hook<T: Aperture>() -> ApertureHook<T> {
     }))
 }
 
-/// Calls `f` with the BAR of the windows and the registration data, while the driver is bound.
+/// Calls `f` with the BAR of the windows and the registration data while the driver is bound.
 ///
 /// # Errors
 ///
-/// `ENODEV` if it is not, and what `f` returns.
+/// `ENODEV` if it is not, and the errors of `f`.
 fn with_bar<T: Aperture, R>(
     dev: &DeviceOf<T>,
     f: impl FnOnce(&Provider<'_>, &RegistrationData<'_, T>) -> Result<R>,
@@ -268,7 +267,7 @@ fn map<T: Aperture>(dev: &DeviceOf<T>, vram: &Ranges, wait: Wait, add: &mut Add<
             return Err(E2BIG);
         }
 
-        // Allocated first, so that a window that was made is not lost.
+        // Allocated first, so that no created window is lost.
         let window = KBox::new(None::<T::Window>, GFP_KERNEL)?;
         let mut pieces = RangeList::new();
         let open = T::map(reg, vram, &mut pieces, wait)?;
@@ -295,13 +294,13 @@ fn map<T: Aperture>(dev: &DeviceOf<T>, vram: &Ranges, wait: Wait, add: &mut Add<
     })
 }
 
-/// Puts a value into a box that has none.
+/// Puts a value into an empty box.
 fn with<W>(mut place: KBox<Option<W>>, value: W) -> KBox<Option<W>> {
     *place = Some(value);
     place
 }
 
-/// Has the driver close a window. Its errors are its own: the window has no user any more.
+/// Makes the driver close a window and ignores its error: the window has no user any more.
 fn unmap<T: Aperture>(reg: &RegistrationData<'_, T>, mut window: KBox<dyn Any + Send>) {
     let window = &mut *window as &mut dyn Any;
 
@@ -329,10 +328,10 @@ fn close<T: Aperture>(dev: &DeviceOf<T>, windows: &Windows, id: u64, holder: Opt
 
 /// # Safety
 ///
-/// `dev` must be unplugged, and its registration data still be there.
+/// `dev` must be unplugged and its registration data must still exist.
 unsafe fn close_all<T: Aperture>(dev: &DeviceOf<T>, windows: &Windows) {
-    // SAFETY: The device is valid and of `T::Driver`. It was registered, and its data is not
-    // dropped before this returns.
+    // SAFETY: The device is valid and of `T::Driver`. It was registered, and its data stays until
+    // this returns.
     let dev: &drm::Device<T::Driver, drm::Registered> =
         unsafe { drm::Device::from_raw(dev.as_raw()) };
 

@@ -4,17 +4,17 @@
 //!
 //! A driver imports buffers if its `PeerObject::import_args()` returns arguments. The object has no
 //! memory of its own and shares the reservation of the buffer. TTM neither moves nor pins it. An
-//! export of the object returns the original buffer, and `mmap()` is passed on to the exporter. An
-//! import into the device that has exported the buffer returns the object itself.
+//! export of the object returns the original buffer. An `mmap()` is passed on to the exporter. An
+//! import into the exporting device returns the object itself.
 //!
-//! The device is attached dynamically and takes peer-to-peer memory. The buffer is mapped when it
-//! is used, with the reservation held. When the exporter moves it, the mapping is dropped, and the
-//! next use maps it again. When the driver of the importing device is unbound the buffer is
-//! detached, even if the object has other references.
+//! The device is attached dynamically and takes peer-to-peer memory. The buffer is mapped on use
+//! with the reservation held. A move by the exporter drops the mapping and the next use maps the
+//! buffer again. An unbind of the importing device's driver detaches the buffer, even if the object
+//! has other references.
 //!
-//! If page tables of the device show the buffer, see [`Mappings`](super::Mappings), the mapping is
-//! kept until the fences have signalled that the reservation had when the exporter moved the
-//! buffer. Then the entries are cleared and the buffer is unmapped, by [`Late`] or by the next use.
+//! If page tables of the device show the buffer (see [`Mappings`](super::Mappings)), the mapping
+//! survives a move by the exporter until the fences of the reservation at that time have signalled.
+//! Then [`Late`] or the next use clears the entries and unmaps the buffer.
 //!
 //! # Locking
 //!
@@ -80,8 +80,8 @@ use core::{
 ///
 /// # Invariants
 ///
-/// While `shown` is true, `gem` is the imported object, whose memory is valid, of the class of
-/// `caller`.
+/// While `shown` is true, `gem` is the imported object. Its memory is valid and it is of the class
+/// of `caller`.
 struct Tables {
     gem: Cell<*mut bindings::drm_gem_object>,
     caller: Caller,
@@ -92,7 +92,7 @@ struct Tables {
     waits: &'static Queue,
 }
 
-/// The importer of the buffer, which drops its mapping when the buffer moves.
+/// The importer of the buffer. It drops its mapping when the buffer moves.
 ///
 /// # Invariants
 ///
@@ -105,7 +105,7 @@ struct Follower {
     tables: UnsafeCell<Option<Tables>>,
 }
 
-// SAFETY: By the type invariant `tables` is guarded; GEM objects may be used from any task.
+// SAFETY: By the type invariant `tables` is guarded. GEM objects may be used from any task.
 unsafe impl Send for Follower {}
 
 // SAFETY: As for `Send`.
@@ -118,15 +118,16 @@ impl Follower {
     ///
     /// The reservation of the buffer must be held for `'a`.
     unsafe fn shown(&self) -> Option<&Tables> {
-        // SAFETY: The reservation is held, also by any task that clears the cell.
+        // SAFETY: The reservation is held. Any task that clears the cell holds it too.
         unsafe { (*self.tables.get()).as_ref() }.filter(|tables| tables.shown.get())
     }
 
-    /// Has page tables cleared, and then unmaps the buffer. The caller has waited for the fences.
+    /// Makes the driver clear page tables and then unmaps the buffer. The caller has waited for the
+    /// fences unless the device is being unbound or unplugged.
     ///
     /// If the device is just being unplugged, the unplug does it.
     fn release_mapping(&self, at: &mut LockedAttachment<'_>, when: When) {
-        // SAFETY: The attachment is that of the buffer, and its reservation is held.
+        // SAFETY: The attachment is that of the buffer and its reservation is held.
         if let Some(tables) = unsafe { self.shown() } {
             if tables.call(Call::Zap, when).is_err() {
                 return;
@@ -135,21 +136,21 @@ impl Follower {
         at.unmap();
     }
 
-    /// Returns whether page tables show the mapping of a buffer that was invalidated.
+    /// Returns whether page tables show an invalidated mapping of the buffer.
     fn is_outdated(&self, at: &LockedAttachment<'_>) -> bool {
         // SAFETY: As in `release_mapping()`.
         at.is_invalidated() && unsafe { self.shown() }.is_some()
     }
 
-    /// Returns whether [`Self::map`] fails, because work that may use an outdated mapping is not
+    /// Returns whether [`Self::map`] fails because work that may use an outdated mapping is not
     /// done. An exporter that moves the buffer by its own engine need not have waited for it.
     fn is_in_use(&self, at: &LockedAttachment<'_>) -> bool {
         self.is_outdated(at) && !at.dma_buf().resv().test_signaled(Usage::Bookkeep)
     }
 
-    /// Maps the buffer, unless it is mapped and was not invalidated. Moves may be under way.
+    /// Maps the buffer unless it has a valid mapping. Moves may be under way.
     ///
-    /// Waits for no fence, because those of the buffer may be of any device.
+    /// Waits for no fence because those of the buffer may be of any device.
     fn map(&self, at: &mut LockedAttachment<'_>) -> Result {
         if self.is_in_use(at) {
             return Err(EAGAIN);
@@ -168,7 +169,7 @@ impl Follower {
 }
 
 impl Tables {
-    /// Calls the driver. The reservation is held, and `when` is true.
+    /// Calls the driver. The reservation is held and `when` is true.
     fn call(&self, call: Call, when: When) -> Result {
         // SAFETY: By the type invariant, because the value was found while `shown` is true.
         unsafe { (self.caller)(self.gem.get(), call, when) }?;
@@ -193,10 +194,10 @@ impl Importer for Follower {
             return;
         };
 
-        // In all other cases an unplug is under way, which does the rest.
+        // In all other cases an unplug is under way and does the rest.
         if tables.call(Call::Evicted, When::Registered).is_ok() {
             if !at.dma_buf().resv().test_signaled(Usage::Bookkeep) {
-                // A work item that is queued already has not looked at the fences yet.
+                // A work item already in the queue has not looked at the fences yet.
                 let _ = tables.waits.enqueue(tables.late.clone());
             } else if tables.call(Call::Zap, When::Registered).is_ok() {
                 at.unmap();
@@ -205,8 +206,8 @@ impl Importer for Follower {
     }
 }
 
-/// The work item that unmaps a buffer which was invalidated, once its fences have signalled, if the
-/// buffer is not used before.
+/// The work item to unmap an invalidated buffer once its fences have signalled, unless the buffer
+/// is used before.
 #[pin_data]
 struct Late {
     attachment: AttachmentHandle<Follower>,
@@ -225,7 +226,7 @@ impl WorkItem for Late {
         let at = &this.attachment;
         let maps = || at.importer().maps.load(Relaxed);
 
-        // Fences that are added later belong to work that uses the new place of the buffer.
+        // Fences added later belong to work that uses the new place of the buffer.
         let mut fences = KVec::new();
         let mut count = None;
         let ret = at.with(|slot| {
@@ -242,11 +243,11 @@ impl WorkItem for Late {
             return;
         }
         match ret {
-            // The waits are not interruptible, so they do not fail.
+            // The waits are not interruptible and so do not fail.
             Ok(()) => fences.iter().for_each(|fence| {
                 let _ = fence.wait(false);
             }),
-            // This also waits for fences that are added meanwhile.
+            // This also waits for fences added in between.
             Err(e) if e == ENOMEM => {
                 let _ = at.dma_buf().resv().wait(Usage::Bookkeep, false);
             }
@@ -264,12 +265,12 @@ impl WorkItem for Late {
     }
 }
 
-/// Ends the use of an attachment by page tables, before it is detached.
+/// Ends the use of an attachment by page tables before it is detached.
 struct Ends(AttachmentHandle<Follower>);
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        // If the attachment is detached, nothing is left to be done.
+        // If the attachment is detached, nothing is left to do.
         let _ = self.0.with(|at| {
             let follower = self.0.importer();
 
@@ -278,15 +279,15 @@ impl Drop for Ends {
                 let _ = tables.call(Call::Evicted, When::Registered);
             }
             follower.release_mapping(at, When::Registered);
-            // `Late` refers to the attachment, and keeps it.
-            // SAFETY: The reservation is held, and there is no reference to the value in the cell.
+            // `Late` refers to the attachment and keeps it.
+            // SAFETY: The reservation is held and there is no reference to the value in the cell.
             unsafe { *follower.tables.get() = None };
             Ok(())
         });
     }
 }
 
-/// The attachment to the buffer of another device, which an imported object has in place of memory.
+/// The attachment of an imported object to the buffer of another device, in place of memory.
 pub struct Import {
     // Dropped first. [`None`] if there are no page tables.
     _ends: Option<Devres<Ends>>,
@@ -294,13 +295,13 @@ pub struct Import {
 }
 
 impl Import {
-    /// Attaches `dev`, which accesses the memory of the buffer: the DMA device of a DRM device.
+    /// Attaches `dev`, the DMA device of a DRM device, for access to the memory of the buffer.
     /// `caller` is for the page tables of the device, if it has any.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the size of the buffer is not a multiple of [`PAGE_SIZE`], of which GEM objects
-    ///   consist. A dma-buf may have any size.
+    /// - `EINVAL` if the size of the buffer is not a multiple of [`PAGE_SIZE`], as required for GEM
+    ///   objects. A dma-buf may have any size.
     /// - `ENOMEM` if memory runs out.
     /// - The errors of the exporter.
     pub(super) fn new(
@@ -335,7 +336,7 @@ impl Import {
             }),
             GFP_KERNEL,
         )?;
-        // Devres drops the youngest resource first: the device is attached until `Ends` was
+        // Devres drops the youngest resource first: the device stays attached until `Ends` was
         // dropped.
         let ends = Devres::new(dev, Ok::<_, Error>(Ends(attachment.handle())))?;
         attachment.with(|at| {
@@ -359,12 +360,12 @@ impl Import {
         })
     }
 
-    /// Sets the object that stands for the buffer.
+    /// Sets the object standing for the buffer.
     ///
     /// # Safety
     ///
-    /// `gem` must be valid as long as the import, be of the class for which the import was made,
-    /// and the reservation must be held.
+    /// `gem` must be valid as long as the import and of the class that the import was created for.
+    /// The reservation must be held.
     pub(super) unsafe fn follow(&self, gem: *mut bindings::drm_gem_object) {
         // SAFETY: The reservation is held.
         if let Some(tables) = unsafe { (*self.attachment.importer().tables.get()).as_ref() } {
@@ -372,8 +373,8 @@ impl Import {
         }
     }
 
-    /// As [`Self::map`], for page tables of the device. `f` converts the scatter table to what they
-    /// need. Moves of the buffer may be under way: the work of the device depends on their fences.
+    /// As [`Self::map`], for page tables of the device. `f` converts the scatter table for them.
+    /// Moves of the buffer may be under way: the work of the device depends on their fences.
     pub(super) fn map_shown<R>(
         &self,
         resv: &mut LockedResv<'_>,
@@ -381,8 +382,8 @@ impl Import {
     ) -> Result<R> {
         let mut at = self.attachment.locked(resv)?;
 
-        // An import that was made with page tables, and has none any more, is one of a device that
-        // is being unbound.
+        // If an import was created with page tables and has none any more, its device is being
+        // unbound.
         // SAFETY: The reservation is held.
         let tables = unsafe { (*self.attachment.importer().tables.get()).as_ref() };
         if self._ends.is_some() && tables.is_none() {
@@ -392,14 +393,14 @@ impl Import {
         self.attachment.importer().map(&mut at)?;
         let ret = f(at.mapping().ok_or(EINVAL)?)?;
         if let Some(tables) = tables {
-            // INVARIANT: The object exists, and has this import until its memory is freed.
+            // INVARIANT: The object exists and has this import until its memory is freed.
             tables.shown.set(true);
         }
         Ok(ret)
     }
 
-    /// Returns the address at which the device reaches offset `offset` of the buffer, also if the
-    /// mapping was invalidated and is still there.
+    /// Returns the DMA address of offset `offset` of the buffer, also in an invalidated mapping
+    /// that still exists.
     pub(super) fn dma_address(&self, resv: &mut LockedResv<'_>, offset: u64) -> Option<u64> {
         let at = self.attachment.locked(resv).ok()?;
         let entries = at.kept()?.iter();
@@ -410,11 +411,11 @@ impl Import {
         )
     }
 
-    /// Has page tables cleared and the buffer unmapped.
+    /// Makes the driver clear page tables and unmaps the buffer.
     ///
     /// # Safety
     ///
-    /// The DRM device of the object must be unplugged, and its registration data still be there.
+    /// The DRM device of the object must be unplugged and its registration data must still exist.
     pub(super) unsafe fn unplugged(&self, resv: &mut LockedResv<'_>) {
         let Ok(mut at) = self.attachment.locked(resv) else {
             return;
@@ -448,12 +449,12 @@ impl Import {
             .is_ok_and(|at| self.attachment.importer().is_in_use(&at))
     }
 
-    /// Waits for work that may use a mapping which was invalidated, if page tables show it, so that
-    /// no method returns `EAGAIN`, unless other work is added meanwhile.
+    /// Waits for work that may use an invalidated mapping, if page tables show it. Afterwards no
+    /// method returns `EAGAIN` unless other work is added in between.
     ///
-    /// The work may be of any device. So this has to be called without locks, and outside of the
-    /// section that an unplug waits for. It takes the reservation only to look. What the exporter
-    /// itself waits for when it maps the buffer is not included.
+    /// The work may be of any device. Therefore the caller must hold no locks and be outside of the
+    /// section that an unplug waits for. The reservation is taken only to look. The exporter's own
+    /// waits when it maps the buffer are not included.
     ///
     /// # Errors
     ///
@@ -462,7 +463,8 @@ impl Import {
         let is_outdated = {
             let mut guard = self.dma_buf().resv().lock_interruptible()?;
 
-            // It fails if the driver of the device is not bound any more, which the user finds out.
+            // It fails if the driver of the device is not bound any more. The next use then fails
+            // as well.
             self.attachment
                 .locked(&mut guard.locked())
                 .is_ok_and(|at| self.attachment.importer().is_outdated(&at))
@@ -474,17 +476,17 @@ impl Import {
         Ok(())
     }
 
-    /// Maps the buffer for the device, unless it is mapped, and calls `f` with the mapping. Moves
-    /// of the buffer may be under way.
+    /// Maps the buffer for the device unless it is mapped. Calls `f` with the mapping. Moves of the
+    /// buffer may be under way.
     ///
     /// Takes the reservation.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if page tables show a mapping that was invalidated, and work that may use it is
-    ///   not done: see [`Self::await_unused`].
+    /// - `EAGAIN` if page tables show an invalidated mapping and work that may use it is not done:
+    ///   see [`Self::await_unused`].
     /// - `ENODEV` if the driver of the device or of the exporter is not bound any more.
-    /// - The errors of the exporter, and those of `f`.
+    /// - The errors of the exporter and those of `f`.
     pub fn with_mapping<R>(&self, f: impl FnOnce(&MappingSlot<'_>) -> Result<R>) -> Result<R> {
         self.attachment.with(|at| {
             self.attachment.importer().map(at)?;
@@ -492,9 +494,9 @@ impl Import {
         })
     }
 
-    /// Maps the buffer for the device, unless it is mapped, with the reservation held.
+    /// Maps the buffer for the device unless it is mapped. The reservation is held.
     ///
-    /// Moves of the buffer may be under way. It stays where it is until `resv` is unlocked, and
+    /// Moves of the buffer may be under way. It stays in its place until `resv` is unlocked, and
     /// longer if fences are added.
     ///
     /// # Errors

@@ -28,7 +28,7 @@ pub struct LockedObject<'a, O: IntoGEMObject> {
 }
 
 impl<'a, O: IntoGEMObject> LockedObject<'a, O> {
-    /// Makes the view of an object whose reservation was taken elsewhere.
+    /// Creates the view of an object whose reservation was taken elsewhere.
     ///
     /// # Safety
     ///
@@ -48,11 +48,11 @@ impl<'a, O: IntoGEMObject> LockedObject<'a, O> {
         self.obj
     }
 
-    /// Returns the view of the reservation, by which fences are read and added.
+    /// Returns the view of the reservation, used to read and add fences.
     #[inline]
     pub fn resv(&mut self) -> LockedResv<'_> {
-        // SAFETY: The reservation of a valid object is valid, and held. Other code adds fences to
-        // it while it has `self` by mutable reference only, which the view excludes.
+        // SAFETY: The reservation of a valid object is valid and held. Other code adds fences to it
+        // only while it has `self` by mutable reference, which the view excludes.
         unsafe { LockedResv::from_raw((*self.obj.as_raw()).resv) }
     }
 }
@@ -70,7 +70,7 @@ impl<'a, O: IntoGEMObject> ObjectGuard<'a, O> {
     ///
     /// # Errors
     ///
-    /// `EINTR` if `interruptible`, and a signal is pending.
+    /// `EINTR` if `interruptible` is set and a signal is pending.
     pub(super) fn new(obj: &'a O, interruptible: bool) -> Result<Self> {
         // SAFETY: The reservation of a valid object is valid.
         unsafe {
@@ -88,7 +88,7 @@ impl<'a, O: IntoGEMObject> ObjectGuard<'a, O> {
         Ok(Self(unsafe { LockedObject::assume(obj) }))
     }
 
-    /// Reserves an object, unless another task has it.
+    /// Reserves an object unless another task has it.
     pub(super) fn try_new(obj: &'a O) -> Option<Self> {
         // SAFETY: The reservation of a valid object is valid.
         if !unsafe { bindings::dma_resv_trylock((*obj.as_raw()).resv) } {
@@ -102,15 +102,14 @@ impl<'a, O: IntoGEMObject> ObjectGuard<'a, O> {
 
     /// Returns the view of the object.
     ///
-    /// Not by `DerefMut`: code could swap the views of two objects, and the wrong one would be
-    /// unlocked.
+    /// Not by `DerefMut`: code could swap the views of two objects and unlock the wrong one.
     #[inline]
     pub(crate) fn view(&mut self) -> LockedObject<'_, O> {
         // SAFETY: The reservation is held as long as `self` is borrowed.
         unsafe { LockedObject::assume(self.0.obj) }
     }
 
-    /// Returns the view of the reservation, by which fences are read and added.
+    /// Returns the view of the reservation, used to read and add fences.
     #[inline]
     pub fn resv(&mut self) -> LockedResv<'_> {
         self.0.resv()

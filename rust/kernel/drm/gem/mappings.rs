@@ -1,46 +1,44 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Page tables of a device, which follow the objects that they show.
+//! Device page tables: calls to the driver before the address of an object becomes wrong.
 //!
-//! A driver whose device has page tables implements [`Mappings`] for its objects and names the
+//! A driver for a device with page tables implements [`Mappings`] for its objects and names the
 //! implementation in the class: [`TtmObject::MAPPINGS`](drm::gem::ttm::TtmObject::MAPPINGS) or
 //! [`VramObject::MAPPINGS`](super::vram::VramObject::MAPPINGS). It gets the addresses of an object
-//! from [`LockedObject::placed`](super::Held), with the reservation held and the device registered. From
-//! then on the layer calls the driver before an address becomes wrong:
+//! from [`LockedObject::placed`] with the reservation held and the device registered. From then on
+//! the layer calls the driver before an address becomes wrong:
 //!
-//! - The object moves, to or from VRAM, or to where it can be swapped out:
-//!   [`evicted`](Mappings::evicted) comes before any wait, [`zap`](Mappings::zap) after the wait
-//!   and before the copy is queued.
-//! - The exporter of an imported buffer invalidates it: `evicted` is called in the exporter's call,
-//!   which must not wait; `zap` is called when the fences have signalled that the buffer had then,
-//!   before it is unmapped. A use of the buffer before that fails with `EAGAIN`:
+//! - The object moves to or from VRAM or becomes swappable. [`evicted`](Mappings::evicted) comes
+//!   before any wait. [`zap`](Mappings::zap) comes after the wait and before the copy is queued.
+//! - The exporter of an imported buffer invalidates it. `evicted` is called inside the exporter's
+//!   call and must not wait. `zap` is called when the fences that the buffer had then have
+//!   signalled, before it is unmapped. Until then any use of the buffer fails with `EAGAIN`;
 //!   [`Import::await_unused`](super::Import::await_unused) waits for the fences.
-//! - The importing device is unbound: both are called one after the other, before the buffer is
-//!   unmapped.
-//! - The DRM device is unplugged: both are called as well, before the registration data is dropped.
+//! - The importing device is unbound: both are called in sequence before the buffer is unmapped.
+//! - The DRM device is unplugged: both are called before the registration data is dropped.
 //!
-//! For an object that does not move only the last case occurs. The layer remembers for each object
-//! whether its addresses were given out since the last `zap`, and makes the calls for these objects
-//! only.
+//! For an immovable object only the last case occurs. For a movable object the layer records
+//! whether addresses were given out since the last `zap` and omits the calls if not.
 //!
-//! - A move that fails after `evicted` leaves the object where it was, and the entries of page
-//!   tables are right. A move that fails after `zap` leaves it there, too, without entries. Neither
-//!   call has to be undone: the next use of the object asks for its addresses again.
-//! - A suspended device keeps its entries: an object that moves out of VRAM is zapped as in any
-//!   move, and one that stays is put back to the same place.
-//! - TTM never discards the content of an object, so there is no call for that.
-//! - For a ghost, which TTM leaves of an object that moved or is being freed, there are no calls.
+//! - A move failing after `evicted` leaves the object in place with valid page table entries. A
+//!   move failing after `zap` leaves it in place without entries. Neither call has to be undone:
+//!   the next use of the object asks for its addresses again.
+//! - A suspended device keeps its entries. An object leaving VRAM is zapped as in any move; an
+//!   object staying in VRAM is restored to the same place.
+//! - There is no call for discarded content because TTM never discards the content of an object.
+//! - No calls are made for ghosts, which TTM leaves behind for objects that moved or are being
+//!   freed.
 //!
 //! # Jobs
 //!
-//! The content of an object may still be on its way when its addresses are known. A job depends on
-//! the fences of [`Usage::Kernel`] of all its objects. It adds its own fence to the reservations.
-//! Moves wait for this fence. The job also keeps `LockedObject::arrival()` and does not begin if the
+//! The addresses of an object may be known before its content has arrived. A job depends on the
+//! [`Usage::Kernel`] fences of all its objects and adds its own fence to their reservations. Moves
+//! wait for this fence. The job also keeps `LockedObject::arrival()` and does not begin if the
 //! content was lost: the memory may have content of its last owner.
 //!
-//! Jobs queued before on the same page table have neither. If there may be such jobs the driver
+//! Jobs queued earlier on the same page table have neither. If there may be such jobs, the driver
 //! waits for the fences of the object before it writes entries. It waits without a reservation: it
-//! returns from the round of `drm::exec` and tries again after the wait.
+//! leaves the round of `drm::exec` and tries again after the wait.
 //! `drivers/gpu/drm/mgpu/vm/round.rs` does so. `drivers/gpu/drm/vvram/vm.rs` is a short example. An
 //! unplug does not wait for jobs.
 //!
@@ -48,9 +46,9 @@
 //!
 //! # Locking
 //!
-//! Both calls are made with the reservation of the object held, and `zap` under the rules for code
-//! that signals fences: it takes no reservation, allocates no memory, and takes no lock under which
-//! other code does either. lockdep checks that.
+//! Both calls are made with the reservation of the object held. `zap` is also subject to the rules
+//! for fence signalling: it takes no reservation, allocates no memory and takes no lock under which
+//! other code does either. lockdep checks this.
 
 use super::{
     DriverAllocImpl,
@@ -73,28 +71,29 @@ use core::marker::PhantomData;
 pub type RegistrationData<'a, T> =
     <<T as DriverObject>::Driver as drm::Driver>::RegistrationData<'a>;
 
-/// A driver with page tables of its own, which show its objects.
+/// A driver with page tables for its objects.
 ///
-/// A page table has a reference to each object that it shows: for an object whose last reference is
-/// gone no calls are made any more.
+/// A page table holds a reference to each of its objects. No calls are made for an object whose
+/// last reference is gone.
 ///
-/// Both calls may come more than once for one move, and for an object that no page table shows. See
+/// Both calls may come more than once for one move and for an object that is in no page table. See
 /// [`LockedObject::placed`] for an example.
 pub trait Mappings: DriverObject {
-    /// The object is about to leave where it is: new work must not use its addresses.
+    /// The object is about to leave its place: new work must not use its addresses.
     ///
     /// Called after importers were notified and before any wait. Sets flags; must not wait.
     fn evicted(reg: &RegistrationData<'_, Self>, object: &LockedObject<'_, DriverAllocImpl<Self>>);
 
-    /// The object leaves where it is: no entry of a page table may lead there when this returns.
+    /// The object leaves its place: no page table entry may lead there when this returns.
     ///
-    /// Called after the wait for the fences in the reservation, unless the device is unplugged or
-    /// unbound: then work that still uses the addresses faults. After this the memory is given to
-    /// other objects, or unmapped. Clears the entries and has the device invalidate its cache of
-    /// them, once for each page table. May sleep, within the rules of the [module](self).
+    /// Called after the wait for the fences in the reservation. If the device is unplugged or
+    /// unbound, there is no such wait and work that still uses the addresses faults. Afterwards the
+    /// memory is unmapped or given to other objects. Clears the entries and makes the device
+    /// invalidate its cache of them once for each page table. May sleep within the rules of the
+    /// [module](self).
     ///
     /// The device is active if the object moves to or from VRAM. It may be suspended if system
-    /// memory is about to be swapped out, or a buffer of another device is invalidated: then the
+    /// memory is about to be swapped out or a buffer of another device is invalidated. Then the
     /// entries have to be cleared before the device uses them again.
     fn zap(reg: &RegistrationData<'_, Self>, object: &LockedObject<'_, DriverAllocImpl<Self>>);
 }
@@ -104,16 +103,15 @@ pub trait Mappings: DriverObject {
 pub enum Address {
     /// An offset in VRAM.
     Vram(u64),
-    /// The physical address of system memory, for engines that do not reach system memory by DMA:
+    /// The physical address of system memory, for engines without DMA to system memory:
     /// [`Engine::DMA`](drm::ttm::Engine::DMA).
     System(u64),
-    /// The address at which the device reaches system memory, or the buffer of another device.
+    /// The DMA address of system memory or of a buffer of another device.
     Dma(u64),
 }
 
 impl Address {
-    /// Returns the address of the byte that is `bytes` behind this one in the same part of the
-    /// object.
+    /// Returns the address `bytes` behind this one in the same part of the object.
     #[inline]
     pub fn after(self, bytes: u64) -> Self {
         match self {
@@ -142,12 +140,12 @@ pub(crate) enum Call {
     Zap,
 }
 
-/// The state of the device in which a call is made.
+/// The state of the device during a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     /// The device has to be registered.
     Registered,
-    /// The device was unplugged, and its registration data is not dropped yet.
+    /// The device was unplugged and its registration data still exists.
     Unplugged,
 }
 
@@ -157,8 +155,8 @@ pub(crate) enum When {
 ///
 /// # Safety
 ///
-/// The memory of the GEM object, which must be of the class that the function was made for, must be
-/// valid and its reservation held. `When::Unplugged` must be true.
+/// The GEM object must be of the class that the function was created for. Its memory must be valid
+/// and its reservation held. `When::Unplugged` must be true.
 pub(crate) type Caller = unsafe fn(*mut bindings::drm_gem_object, Call, When) -> Result;
 
 /// The calls of [`Mappings`] as a constant of the class of objects.
@@ -174,7 +172,7 @@ impl<T: DriverObject> MappingHooks<T> {
         _p: PhantomData,
     };
 
-    /// Returns the function that makes the calls.
+    /// Returns the function for the calls.
     #[inline]
     pub(crate) const fn caller(&self) -> Option<Caller> {
         self.caller
@@ -205,8 +203,8 @@ unsafe fn call<T: Mappings>(gem: *mut bindings::drm_gem_object, call: Call, when
             })
         },
         When::Unplugged => {
-            // SAFETY: The device is valid and of `T::Driver`. It was registered, and its data is
-            // not dropped before this returns.
+            // SAFETY: The device is valid and of `T::Driver`. It was registered, and its data stays
+            // until this returns.
             let dev: &drm::Device<T::Driver, drm::Registered> =
                 unsafe { drm::Device::from_raw(dev) };
 
@@ -225,7 +223,7 @@ unsafe fn with_reference<T: Mappings>(
     call: Call,
     reg: &RegistrationData<'_, T>,
 ) {
-    // The driver may take references, so this function has to have one.
+    // The driver may take references, so this function needs one of its own.
     // SAFETY: The memory of the object is valid.
     if unsafe { bindings::kref_get_unless_zero(&raw mut (*gem).refcount) } == 0 {
         return;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Reservations that objects share.
+//! Reservations shared by objects.
 //!
-//! A [`SharedResv`] is the reservation of objects that are private to one user, most often an
-//! address space of the device: one lock locks all of them, and their fences are in one place. Such
-//! objects are not exported, because an importer of one would lock all others.
+//! A [`SharedResv`] is the reservation of objects private to one user, most often an address space
+//! of the device. One lock locks all of them and their fences are in one place. Such objects are
+//! not exported because an importer of one would lock all others.
 //!
 //! The reservation belongs to a GEM object without memory, so it is locked like that of any other
 //! GEM object.
@@ -28,11 +28,11 @@ use core::{
     ptr::NonNull, //
 };
 
-/// A GEM object that has a reservation and no memory.
+/// A GEM object with a reservation and no memory.
 ///
 /// # Invariants
 ///
-/// `inner` is initialized, and was allocated by [`ResvRef::new`].
+/// `inner` is initialized and was allocated by [`ResvRef::new`].
 #[repr(transparent)]
 pub struct ResvObject {
     inner: Opaque<bindings::drm_gem_object>,
@@ -48,7 +48,7 @@ impl ResvObject {
     ///
     /// Called by the DRM core when the last reference to an object of this class is gone.
     unsafe extern "C" fn free_callback(gem: *mut bindings::drm_gem_object) {
-        // SAFETY: By the type invariant the object is in a box, and is not used any more.
+        // SAFETY: By the type invariant the object is in a box. It is not used any more.
         unsafe {
             bindings::drm_gem_object_release(gem);
             drop(KBox::<Self>::from_raw(gem.cast()));
@@ -71,16 +71,16 @@ impl IntoGEMObject for ResvObject {
     }
 
     unsafe fn from_raw<'a>(gem: *mut bindings::drm_gem_object) -> &'a Self {
-        // SAFETY: The type is a transparent wrapper, and the caller promises validity.
+        // SAFETY: The type is a transparent wrapper and the caller promises validity.
         unsafe { &*gem.cast() }
     }
 }
 
-/// A reference to a [`ResvObject`], which does not keep its device.
+/// A reference to a [`ResvObject`] that does not keep its device.
 ///
 /// # Invariants
 ///
-/// The pointer is that of a valid [`ResvObject`], and this value owns a reference to it.
+/// The pointer is that of a valid [`ResvObject`] and this value owns a reference to it.
 pub(super) struct ResvRef(NonNull<ResvObject>);
 
 // SAFETY: GEM objects may be used and released from any task.
@@ -97,14 +97,14 @@ impl ResvRef {
         let object = KBox::<ResvObject>::new_uninit(GFP_KERNEL | __GFP_ZERO)?;
         let object: *mut ResvObject = KBox::into_raw(object).cast();
 
-        // SAFETY: The object is zeroed memory, and the device is valid.
+        // SAFETY: The object is zeroed memory and the device is valid.
         unsafe {
             let gem = (*object).inner.get();
 
             (*gem).funcs = const { &ResvObject::FUNCS };
             bindings::drm_gem_private_object_init(dev, gem, 0);
         }
-        // INVARIANT: The object was initialized above, with one reference.
+        // INVARIANT: The object was initialized above with one reference.
         // SAFETY: A box is not null.
         Ok(Self(unsafe { NonNull::new_unchecked(object) }))
     }
@@ -136,7 +136,7 @@ impl Deref for ResvRef {
     }
 }
 
-/// A reservation that objects of one device share.
+/// A reservation shared by objects of one device.
 ///
 /// Its users keep it: [`gem::ttm::Object::new_in`](super::ttm::Object::new_in) and
 /// [`GpuVm::new`](drm::gpuvm::GpuVm::new). It need not be kept otherwise.
@@ -168,14 +168,14 @@ pub struct SharedResv<D: drm::Driver> {
 }
 
 impl<D: drm::Driver> SharedResv<D> {
-    /// Makes a reservation for objects of a device.
+    /// Creates a reservation for objects of a device.
     ///
     /// # Errors
     ///
     /// `ENOMEM` if memory runs out.
     pub fn new(dev: &drm::Device<D>) -> Result<Self> {
         Ok(Self {
-            // SAFETY: Every value that has a reference keeps the device.
+            // SAFETY: Every value with a reference keeps the device.
             object: unsafe { ResvRef::new(dev.as_raw()) }?,
             dev: dev.into(),
         })

@@ -1,48 +1,47 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! GEM objects that TTM places and moves.
+//! GEM objects placed and moved by TTM.
 //!
 //! - [`Device`] is the memory of one DRM device: VRAM, managed by an
-//!   [`Allocator`](drm::vram::Allocator), and system memory from TTM's pool. It belongs into the
-//!   data of the DRM driver.
-//! - [`Object`] is a GEM object that lives in one of them. TTM decides which, by a list of
-//!   [`Place`]s, and evicts the objects that were used least recently. An operation that needs the
-//!   content is a use: a [validation](ObjectGuard::validate), a copy, a fault, a pin, and a mapping of
-//!   a peer. Reserving an object to read where it is does not count. Objects that never leave VRAM
-//!   are not on the LRU list, so that an eviction need not skip them.
+//!   [`Allocator`](drm::vram::Allocator), and system memory from TTM's pool. It belongs in the data
+//!   of the DRM driver.
+//! - [`Object`] is a GEM object in one of them. TTM chooses the memory by a list of [`Place`]s and
+//!   evicts the least recently used objects. An operation on the content is a use: a
+//!   [validation](ObjectGuard::validate), a copy, a fault, a pin or a mapping of a peer. Reserving
+//!   an object to read its placement does not count. VRAM-only objects are not on the LRU list, so
+//!   evictions need not skip them.
 //! - [`TtmObject`] is implemented by a driver: it returns the parts of the driver's data, and
-//!   chooses the [`Engine`](drm::ttm::Engine) that does a [`Job`](drm::ttm::Job), the move of the
-//!   content of an object.
-//! - [`CpuEngine`](drm::ttm::CpuEngine) does jobs if the device cannot, by
+//!   chooses the [`Engine`](drm::ttm::Engine) for a [`Job`](drm::ttm::Job), the move of the content
+//!   of an object.
+//! - [`CpuEngine`](drm::ttm::CpuEngine) does jobs if the device cannot. It uses a
 //!   [`BarMapping`](drm::vram::BarMapping), the CPU's view of VRAM.
 //!
-//! An [`Object`] is made with a list of [`Place`]s and moves when TTM needs room. Code that reads
-//! where it is, moves it or pins it reserves it first: [`ObjectGuard`] is the proof that the
-//! reservation is held. [`LockedObject`] is the view of a reserved object; layers of the kernel crate get
-//! it in callbacks, which are called with the reservation held.
+//! An [`Object`] is created with a list of [`Place`]s and moves when TTM needs space. Code reserves
+//! it before it reads its placement, moves it or pins it: [`ObjectGuard`] is the proof of the held
+//! reservation. [`LockedObject`] is the view of a reserved object; callbacks that run with the
+//! reservation held pass it to layers of the kernel crate.
 //!
-//! Processes map an object through its fake offset, write-combined where it is in VRAM; the kernel
-//! maps it for importers of its dma-buf. When the object moves, mappings of processes are removed,
-//! and are made anew at the next access. An object does not move while the kernel maps it, nor
-//! while a process maps it for direct I/O ([`TtmObject::direct_io`]).
+//! Processes map an object through its fake offset, write-combined if it is in VRAM; the kernel
+//! maps it for importers of its dma-buf. When the object moves, mappings of processes are removed
+//! and restored at the next access. An object does not move while the kernel maps it, nor while a
+//! process maps it for direct I/O ([`TtmObject::direct_io`]).
 //!
-//! An object that is pinned in VRAM is charged to the client that exported it, and one that never
-//! leaves VRAM to the client that made it: see [`PinAccount`].
+//! An object pinned in VRAM is charged to the exporting client, and a VRAM-only object to the
+//! client that created it: see [`PinAccount`].
 //!
 //! An object may also stand for the buffer of another device, see [`Import`]. It has no memory here
 //! and cannot be moved or pinned; the exporter provides the mappings of processes.
 //!
-//! VRAM is out of reach while the device is suspended. A task that is going to move an object to or
-//! from VRAM takes a [`pm::RuntimeGuard`](crate::pm::RuntimeGuard) before it reserves the object:
-//! with a reservation held the device is not resumed, because its driver may need the reservation
-//! to suspend it. [`Object::new`], [`Device::exec`](drm::gem::ttm::Device::exec) and [`copy`] do it
-//! themselves.
+//! VRAM is inaccessible while the device is suspended. Before a task reserves an object to move it
+//! to or from VRAM, it takes a [`pm::RuntimeGuard`](crate::pm::RuntimeGuard): the device is not
+//! resumed with a reservation held, because its driver may need the reservation to suspend it.
+//! [`Object::new`], [`Device::exec`](drm::gem::ttm::Device::exec) and [`copy`] do it themselves.
 //!
 //! For moves, lifetimes and locks see [`TtmObject`].
 //!
 //! # Examples
 //!
-//! A whole driver, whose VRAM is BAR 2 of QEMU's `ivshmem-plain`.
+//! A whole driver whose VRAM is BAR 2 of QEMU's `ivshmem-plain`.
 //!
 //! ```
 //! use kernel::{
@@ -461,12 +460,12 @@ use core::{
 ///
 /// - `bo` is an initialized object of a [`Device`](drm::gem::ttm::Device).
 /// - The object owns a reference to its DRM device until its own last reference is gone.
-/// - `exported` is null or the dma-buf of the object; the reservation guards it, `pins`, `backup`
-///   and `shown`.
-/// - While `pins.off_lru` is set the object is in VRAM, and one of the pins of `bo` is due to that.
+/// - `exported` is null or the dma-buf of the object. The reservation guards `exported`, `pins`,
+///   `backup` and `shown`.
+/// - While `pins.off_lru` is set, the object is in VRAM and one of the pins of `bo` is due to it.
 /// - An object with `import` is of the type `ttm_bo_type_sg` and shares the reservation of the
-///   buffer that it stands for. An object with `shared` has the reservation of that, others have
-///   their own.
+///   buffer behind it. An object with `shared` has the reservation of `shared`. Others have their
+///   own.
 #[repr(C)]
 #[pin_data]
 pub struct Object<T: TtmObject> {
@@ -474,52 +473,52 @@ pub struct Object<T: TtmObject> {
     bo: Opaque<bindings::ttm_buffer_object>,
     exported: UnsafeCell<*mut bindings::dma_buf>,
     pins: UnsafeCell<Pins>,
-    /// The content of VRAM that a suspended device loses. The reservation guards it.
+    /// The saved VRAM content of a suspended device. The reservation guards it.
     backup: UnsafeCell<Option<suspend::Backup>>,
-    /// A page table of the device may show the object. Not used for an import, which has its own.
+    /// A page table of the device may show the object. Unused for an import, which has its own.
     shown: UnsafeCell<bool>,
     direct: Direct,
     /// A copy of the kind of `bo.resource`, for code without the reservation: a `TTM_PL_*`, or
     /// `NO_PLACEMENT`.
     last_placement: Atomic<u32>,
     loss: Arc<drm::ttm::Loss>,
-    /// How many bytes of the object were seen in VRAM after the last move.
+    /// How many bytes of the object were visible in VRAM after the last move.
     seen: Atomic<u64>,
-    // Both keep the reservation, which TTM uses until it calls `destroy_callback`.
+    // Both keep the reservation, because TTM uses it until it calls `destroy_callback`.
     import: Option<Import>,
     shared: Option<ResvRef>,
     #[pin]
     data: T,
 }
 
-/// Why an object is pinned, and the account that is charged.
+/// Why an object is pinned, and the charged account.
 struct Pins {
-    /// One of the pins that TTM counts only keeps the object off the LRU list.
+    /// One of TTM's pins only keeps the object off the LRU list.
     off_lru: bool,
-    /// The account of the client that exported the object.
+    /// The account of the exporting client.
     exporter: Option<Arc<PinAccount>>,
-    /// The client that exported the object.
+    /// The exporting client.
     client: Client,
-    /// The account that has been charged.
+    /// The charged account.
     charged: Option<Arc<PinAccount>>,
-    /// The charge of the cgroup of the process that pinned the object, while it is charged.
+    /// The charge of the cgroup of the pinning process, while it is charged.
     group: Option<Charge>,
     stay: Stay,
 }
 
-/// The charge for an object that never leaves VRAM.
+/// The charge for a VRAM-only object.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stay {
     /// No client has had a handle yet.
     Undecided,
-    /// The first client that had one may lock memory.
+    /// The first client with a handle may lock memory.
     Free,
     /// The object is charged as long as it lives.
     Charged,
 }
 
 impl Pins {
-    /// Ends the charge for `obj`, if there is one.
+    /// Ends the charge for `obj`, if any.
     fn uncharge<T: TtmObject>(&mut self, obj: &Object<T>) {
         if self.group.take().is_none() {
             return;
@@ -536,8 +535,8 @@ impl Pins {
 // SAFETY: GEM objects may be used and released from any task, and `T` is `Send`.
 unsafe impl<T: TtmObject> Send for Object<T> {}
 
-// SAFETY: TTM synchronizes access to the object, the reservation guards all cells, the rest does
-// not change or is atomic, and `T` is `Sync`.
+// SAFETY: TTM synchronizes access to the object. The reservation guards all cells; the rest does
+// not change or is atomic. `T` is `Sync`.
 unsafe impl<T: TtmObject> Sync for Object<T> {}
 
 impl<T: TtmObject> Object<T> {
@@ -562,19 +561,20 @@ impl<T: TtmObject> Object<T> {
         ..pin_init::zeroed()
     };
 
-    /// Makes an object of at least `size` bytes, rounded up to pages, in one of `places`.
+    /// Creates an object of at least `size` bytes, rounded up to pages, in one of `places`.
     ///
     /// Its content is zero. No reservation may be held.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `size` is 0, or `dev` was never about to be registered.
-    /// - `ENOSPC` if no place has room for the object, or it has 16 TiB or more.
+    /// - `EINVAL` if `size` is 0 or `dev` was never about to be registered.
+    /// - `ENOSPC` if no place has space for the object, or if it has 16 TiB or more.
     /// - `EBUSY` if moves of objects with the same reservation take too long.
-    /// - `ENODEV` if the object is to be in VRAM and the driver is not bound any more.
+    /// - `ENODEV` if the object is to be in VRAM and the driver is no longer bound.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
-    /// - Those of [`RuntimeGuard::new`](crate::pm::RuntimeGuard::new) if the object may be in VRAM.
+    /// - The errors of [`RuntimeGuard::new`](crate::pm::RuntimeGuard::new) if the object may be in
+    ///   VRAM.
     pub fn new(
         dev: &drm::Device<T::Driver>,
         size: usize,
@@ -609,7 +609,7 @@ impl<T: TtmObject> Object<T> {
         let first = places.without_eviction();
         let obj = Self::make(dev, size, &first, ctx, args, None, shared)?;
 
-        // An eviction may have to wait for the reservations of other objects, which needs a ticket.
+        // An eviction may have to wait for the reservations of other objects. This needs a ticket.
         let flags = if ctx.is_interruptible() {
             Flag::Interruptible.into()
         } else {
@@ -635,7 +635,7 @@ impl<T: TtmObject> Object<T> {
         Ok(obj)
     }
 
-    /// Makes an object of `size` bytes, a multiple of the page size, in one of `places`.
+    /// Creates an object of `size` bytes, a multiple of the page size, in one of `places`.
     ///
     /// An object with `import` has neither pages nor VRAM.
     fn make(
@@ -651,8 +651,7 @@ impl<T: TtmObject> Object<T> {
         let ttm = T::ttm(dev);
         let bdev = ttm.bdev(drm)?;
         let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
-        // The caller holds a shared reservation while the object is made; the object keeps its
-        // owner.
+        // The caller holds a shared reservation during the creation; the object keeps its owner.
         let buf = import.as_ref().map(|import| ARef::from(import.dma_buf()));
         let kept = shared.clone();
 
@@ -693,14 +692,14 @@ impl<T: TtmObject> Object<T> {
                 kept.as_ref().map(|kept| kept.resv()),
             ),
         };
-        // SAFETY: The value is zeroed where TTM initializes it. A reservation that is shared is
-        // valid as long as the object, which keeps its owner.
+        // SAFETY: The value is zeroed where TTM initializes it. A shared reservation is valid as
+        // long as the object, because the object keeps its owner.
         unsafe { Self::init_reserved(bdev, bo, bo_type, drm, size, places, ctx, resv) }?;
 
         // INVARIANT: The object was initialized above, with a reference to the device.
         // SAFETY: The value is valid, and the reference is its first.
         let obj: ARef<Self> = unsafe { ARef::from_raw(NonNull::new_unchecked(this)) };
-        // SAFETY: The object was made with its reservation held.
+        // SAFETY: The object was created with its reservation held.
         unsafe {
             LockedObject::assume(&*obj).take_off_lru();
             if let Some(import) = &obj.import {
@@ -714,12 +713,13 @@ impl<T: TtmObject> Object<T> {
         Ok(obj)
     }
 
-    /// Initializes the object of TTM, and takes its reservation: `resv`, or its own.
+    /// Initializes the object of TTM and takes its reservation: `resv` or its own.
     ///
     /// # Safety
     ///
-    /// `bo` must be that of a zeroed value of `Self` that its references own from here on, also if
-    /// this fails; `bdev` and `drm` be those of its device, and `resv` outlive it.
+    /// `bo` must be that of a zeroed value of `Self`. The references of this value own it from here
+    /// on, even if this fails. `bdev` and `drm` must be those of its device. `resv` must outlive
+    /// it.
     #[allow(clippy::too_many_arguments)]
     unsafe fn init_reserved(
         bdev: *mut bindings::ttm_device,
@@ -738,8 +738,8 @@ impl<T: TtmObject> Object<T> {
         });
 
         // SAFETY: As promised by the caller. `free_callback` puts the reference to the device. On
-        // failure TTM calls `destroy_callback`, for an import later, by a worker which takes the
-        // reservation.
+        // failure TTM calls `destroy_callback`. For an import it does so later, in a worker, and
+        // takes the reservation there.
         unsafe {
             let gem = &raw mut (*bo).base;
 
@@ -768,10 +768,10 @@ impl<T: TtmObject> Object<T> {
         }
     }
 
-    /// Locks the object together with others, in a round of [`Exec`](drm::exec::Exec).
+    /// Locks the object together with others in a round of [`Exec`](drm::exec::Exec).
     ///
-    /// Returns [`None`] if its reservation is that of an object which is locked already, with
-    /// [`Flag::IgnoreDuplicates`].
+    /// With [`Flag::IgnoreDuplicates`], returns [`None`] if an object with the same reservation is
+    /// already locked.
     ///
     /// # Errors
     ///
@@ -781,18 +781,18 @@ impl<T: TtmObject> Object<T> {
             return Ok(None);
         };
 
-        // SAFETY: The round has a reference to the object and holds the reservation, and lasts for
+        // SAFETY: The round has a reference to the object, holds the reservation and lasts for
         // `'a`.
         Ok(Some(unsafe { LockedObject::assume(&*ptr::from_ref(self)) }))
     }
 
-    /// Returns the number of the object, which no other object of the device has or had.
+    /// Returns the number of the object, unique among all past and present objects of the device.
     #[inline]
     pub fn id(&self) -> u64 {
         self.loss.id()
     }
 
-    /// Returns whether the content is lost. Moves that are under way may still fail.
+    /// Returns whether the content is lost. Pending moves may still fail.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.loss.is_lost()
@@ -800,23 +800,23 @@ impl<T: TtmObject> Object<T> {
 
     /// Returns where the object was after its last move, or [`None`] if it had no memory.
     ///
-    /// For statistics: this does not need the reservation, without which the object may move at any
+    /// For statistics: this does not need the reservation. Without it the object may move at any
     /// time.
     #[inline]
     pub fn last_placement(&self) -> Option<MemType> {
         MemType::from_raw(self.last_placement.load(Relaxed))
     }
 
-    /// Returns how many bytes of the object were in VRAM where the CPU and peers see them, as
+    /// Returns how many bytes of the object were in VRAM visible to the CPU and peers, as
     /// [`Self::last_placement`] does.
     #[inline]
     pub fn visible_bytes(&self) -> u64 {
         self.seen.load(Relaxed)
     }
 
-    /// Returns whether the object was in VRAM, and could be evicted, after its last move.
+    /// Returns whether the object was in VRAM and evictable after its last move.
     pub(crate) fn may_leave_vram(&self) -> bool {
-        // SAFETY: The object is valid. The count is only read, and may change.
+        // SAFETY: The object is valid. The count is only read and may change.
         let pins = unsafe { (&raw const (*self.bo()).pin_count).read_volatile() };
 
         self.last_placement() == Some(MemType::Vram)
@@ -840,24 +840,24 @@ impl<T: TtmObject> Object<T> {
     ///
     /// # Errors
     ///
-    /// `EINTR` if `interruptible`, and a signal is pending.
+    /// `EINTR` if `interruptible` and a signal is pending.
     pub fn reserve(&self, interruptible: bool) -> Result<ObjectGuard<'_, T>> {
         ObjectGuard::new(self, interruptible)
     }
 
-    /// Reserves the object, unless another task has it. Never sleeps.
+    /// Reserves the object unless another task has it. Never sleeps.
     pub(crate) fn try_reserve(&self) -> Option<ObjectGuard<'_, T>> {
         ObjectGuard::try_new(self)
     }
 
-    /// Returns the object of a C structure, [`None`] if it is a ghost.
+    /// Returns the object of a C structure or [`None`] if it is a ghost.
     ///
     /// # Safety
     ///
     /// `bo` must be an object of a device of `T`, valid for `'a`.
     pub(crate) unsafe fn from_bo<'a>(bo: *mut bindings::ttm_buffer_object) -> Option<&'a Self> {
-        // A ghost is a bare copy of the C structure, with a destructor and no GEM device. The
-        // device of an object is set as long as the object exists.
+        // A ghost is a bare copy of the C structure with a destructor and no GEM device. The device
+        // of an object is set as long as the object exists.
         // SAFETY: `bo` is valid.
         if unsafe { (*bo).base.dev }.is_null() {
             return None;
@@ -871,10 +871,10 @@ impl<T: TtmObject> Object<T> {
         self.bo.get()
     }
 
-    /// Returns the memory that the object was made in, even if [`TtmObject::ttm`] has changed.
+    /// Returns the memory in which the object was created, even if [`TtmObject::ttm`] has changed.
     pub(crate) fn ttm(&self) -> &drm::gem::ttm::Device<T> {
-        // SAFETY: By the type invariant the object is one of such a device, which is part of the
-        // data of the DRM device, and so valid as long as the object.
+        // SAFETY: By the type invariant the object is one of such a device. The device is part of
+        // the data of the DRM device and so valid as long as the object.
         unsafe { drm::gem::ttm::Device::from_raw((*self.bo()).bdev) }
     }
 }

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! GEM objects that are made in VRAM and stay there.
+//! GEM objects that are created in VRAM and stay there.
 //!
-//! For drivers that do without [TTM](drm::ttm): an [`Object`] gets its VRAM from an [`Allocator`]
-//! for as long as it lives. It is exported to peers as other objects are, by
-//! [`gem::peer`](super::peer), with reasons, counters, tracepoints and debugfs. An importer that
-//! cannot reach VRAM is refused.
+//! For drivers without [TTM](drm::ttm): an [`Object`] gets its VRAM from an [`Allocator`] for its
+//! whole life. [`gem::peer`](super::peer) exports it to peers like other objects, with reasons,
+//! counters, tracepoints and debugfs. An importer that cannot reach VRAM is refused.
 //!
 //! Such an object is not mapped by processes or by the kernel. A driver that suspends its device
-//! has to keep the content of VRAM: nothing is moved, and peers keep the device active.
+//! has to keep the content of VRAM: nothing is moved and peers keep the device active.
 //!
 //! # Locking
 //!
-//! 1. the reservation of an object, held by the policy when it asks where the object is,
-//! 2. the SRCU section of `drm_dev_enter()`, in which VRAM is cleared and flushed,
-//! 3. the lock of the allocator, and that of the list of all objects; neither is taken inside of
+//! 1. The reservation of an object: held by the policy when it asks where the object is.
+//! 2. The SRCU section of `drm_dev_enter()`: VRAM is cleared and flushed in it.
+//! 3. The lock of the allocator and the lock of the list of all objects. Neither is taken inside of
 //!    the other.
 //!
 //! C header: [`include/drm/drm_gem.h`](srctree/include/drm/drm_gem.h)
@@ -108,7 +107,7 @@ use core::{
 
 /// The driver's part of an object that stays in VRAM.
 ///
-/// It must not own a reference to the DRM device, nor to an object: the object itself keeps the
+/// It must not own a reference to the DRM device or to an object: the object itself keeps the
 /// device alive.
 pub trait VramObject:
     PeerObject<Class = Object<Self>> + DriverObject<Driver: drm::Driver<Object = Object<Self>>>
@@ -117,58 +116,58 @@ pub trait VramObject:
     /// [`mapping_hooks`](super::mappings::mapping_hooks).
     ///
     /// Objects do not move, so a page table shows [`Object::ranges`] until the device is unplugged.
-    /// Then the calls are made for each object, even if no page table shows it.
+    /// Then the calls are made for each object, even if it is in no page table.
     const MAPPINGS: MappingHooks<Self> = MappingHooks::NONE;
 
-    /// The windows through which peers see VRAM, for a device whose BAR does not show it at all
-    /// times: see [`aperture_hook`](drm::gem::aperture::aperture_hook).
+    /// The windows that show VRAM to peers if the BAR does not show it at all times: see
+    /// [`aperture_hook`](drm::gem::aperture::aperture_hook).
     const APERTURE: ApertureHook<Self> = ApertureHook::NONE;
 
-    /// Returns the VRAM of the device, which is a part of `data`.
+    /// Returns the VRAM of the device. It is a part of `data`.
     fn vram(data: &<Self::Driver as drm::Driver>::Data) -> &Device<Self>;
 
-    /// Clears VRAM that a new object gets. Other objects have used it before.
+    /// Clears the VRAM of a new object. Other objects have used it before.
     ///
     /// Called while the driver is bound, with the device active and no lock held. VRAM is zero when
     /// this returns.
     ///
     /// # Errors
     ///
-    /// On an error the object is not made.
+    /// On an error the object is not created.
     fn clear(reg: &<Self::Driver as drm::Driver>::RegistrationData<'_>, vram: &Ranges) -> Result;
 
-    /// Makes writes of the CPU to an object through the BAR visible to the device and to peers.
+    /// Makes CPU writes to an object through the BAR visible to the device and to peers.
     ///
-    /// Called with the reservation of the object held, while the driver is bound and the device is
+    /// Called with the reservation of the object held, while the driver is bound and the device
     /// active.
     fn flush(reg: &<Self::Driver as drm::Driver>::RegistrationData<'_>, vram: &Ranges);
 }
 
-/// The VRAM of one DRM device, for objects that stay there.
+/// The VRAM of one DRM device for objects that stay there.
 ///
-/// It belongs into the data of the DRM device ([`drm::Driver::Data`]). Objects can be made when the
-/// registration data is made, and later.
+/// It belongs into the data of the DRM device ([`drm::Driver::Data`]). Objects can be created
+/// during and after the creation of the registration data.
 pub struct Device<T: VramObject>(Arc<Shared<T>>);
 
 /// The part of the device that objects refer to.
 struct Shared<T: VramObject> {
     vram: Vram<T>,
-    /// The windows through which peers see objects.
+    /// The windows that show objects to peers.
     windows: Windows,
 }
 
 impl<T: VramObject> Device<T> {
-    /// Makes the VRAM of the device `parent`, which `allocator` allocates. The CPU and peers see
-    /// the first `visible` bytes of it in the BAR `bar`.
+    /// Creates the VRAM of the device `parent`. `allocator` allocates it, and the BAR `bar` shows
+    /// the first `visible` bytes of it to the CPU and peers.
     ///
-    /// `parent` is that of the DRM device: the PCI device, or an auxiliary device of it. The PCI
-    /// device, for which [`enable_p2pdma`](crate::pci::Device::enable_p2pdma) was called, becomes
-    /// the DMA device, is kept active for peers, and is named to the tracepoints.
+    /// `parent` is the parent of the DRM device: the PCI device or an auxiliary device of it.
+    /// [`enable_p2pdma`](crate::pci::Device::enable_p2pdma) was called for the PCI device. The PCI
+    /// device becomes the DMA device, is kept active for peers and is named in the tracepoints.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if there is no such BAR, if `visible` is more than it shows, or if `parent` is
-    ///   not prepared.
+    /// - `EINVAL` if there is no such BAR, if it shows fewer than `visible` bytes, or if `parent`
+    ///   is not prepared.
     /// - `ENOMEM` if memory runs out.
     pub fn new(
         parent: &ParentOf<T>,
@@ -202,8 +201,7 @@ impl<T: VramObject> Deref for Device<T> {
 ///
 /// # Invariants
 ///
-/// - `gem` is an initialized object, on the list of `device`, which owns a reference to its DRM
-///   device.
+/// - `gem` is an initialized object on the list of `device` and owns a reference to its DRM device.
 /// - `exported` is null or the dma-buf of the object; the reservation guards it.
 #[repr(C)]
 #[pin_data]
@@ -211,11 +209,11 @@ pub struct Object<T: VramObject> {
     // First, because the object is found by its address.
     gem: Opaque<bindings::drm_gem_object>,
     exported: UnsafeCell<*mut bindings::dma_buf>,
-    /// The client that exported the object.
+    /// The exporting client.
     client: UnsafeCell<Client>,
     id: u64,
     ranges: Arc<Ranges>,
-    /// [`None`] once the object is freed, whose VRAM may be in use for longer.
+    /// [`None`] once the object is freed. Its VRAM may be in use for longer.
     vram: Option<Allocation>,
     device: Device<T>,
     /// Peers see all of the object.
@@ -224,10 +222,10 @@ pub struct Object<T: VramObject> {
     data: T,
 }
 
-// SAFETY: GEM objects may be used and released from any task, and `T` is `Send`.
+// SAFETY: GEM objects may be used and released from any task and `T` is `Send`.
 unsafe impl<T: VramObject> Send for Object<T> {}
 
-// SAFETY: The reservation guards `exported` and `client`, the rest does not change, and `T` is
+// SAFETY: The reservation guards `exported` and `client`. The rest does not change and `T` is
 // `Sync`.
 unsafe impl<T: VramObject> Sync for Object<T> {}
 
@@ -243,19 +241,19 @@ impl<T: VramObject> Object<T> {
 
     /// Returns the device of the object.
     fn drm(&self) -> &drm::Device<T::Driver> {
-        // SAFETY: The device of a valid object is valid, and of `T::Driver`.
+        // SAFETY: The device of a valid object is valid and of `T::Driver`.
         unsafe { drm::Device::from_raw((*self.as_raw()).dev) }
     }
 
-    /// Makes an object of at least `size` bytes, rounded up to pages, that reads as zeroes.
+    /// Creates a zeroed object of at least `size` bytes, rounded up to pages.
     ///
-    /// The object is where peers see it, if there is room.
+    /// The object is in peer-visible VRAM if there is room.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `size` is 0, or `dev` was never about to be registered.
+    /// - `EINVAL` if `size` is 0 or `dev` was never about to be registered.
     /// - `ENOSPC` if there is no room.
-    /// - `ENODEV` if the driver is not bound, or the DRM device not registered.
+    /// - `ENODEV` if the driver is not bound or the DRM device is not registered.
     /// - `ENOMEM` if memory runs out.
     /// - Those of [`VramObject::clear`] and [`RuntimeGuard::new`].
     pub fn new(dev: &drm::Device<T::Driver>, size: usize, args: T::Args) -> Result<ARef<Self>> {
@@ -299,8 +297,8 @@ impl<T: VramObject> Object<T> {
 
         // SAFETY: The value is not moved. It belongs to its references from here on.
         let this = KBox::into_raw(unsafe { Pin::into_inner_unchecked(obj) });
-        // INVARIANT: The object is initialized, on the list, and has a reference to the device.
-        // SAFETY: The GEM object is zeroed and the device valid; `free_callback` puts the reference
+        // INVARIANT: The object is initialized, is on the list and has a reference to the device.
+        // SAFETY: The GEM object is zeroed and the device valid. `free_callback` puts the reference
         // and takes the object off the list. The reference to the object is its first.
         unsafe {
             let gem = (*this).gem.get();
@@ -335,8 +333,8 @@ impl<T: VramObject> IntoGEMObject for Object<T> {
     }
 
     unsafe fn from_raw<'a>(gem: *mut bindings::drm_gem_object) -> &'a Self {
-        // SAFETY: The GEM object is the first field of a `Self`, and valid for `'a` as the caller
-        // promises.
+        // SAFETY: The GEM object is the first field of a `Self`. It is valid for `'a` as promised
+        // by the caller.
         unsafe { &*gem.cast() }
     }
 }
@@ -376,7 +374,8 @@ impl<T: VramObject> AllocImpl for Object<T> {
 }
 
 // SAFETY: Only `set_exported()` writes the cell `exported`. The object never moves and has no
-// pages. Its VRAM is freed with the last reference, after the fences; the dma-buf has a reference.
+// pages. Its VRAM is freed with the last reference and after the fences. The dma-buf has a
+// reference.
 unsafe impl<T: VramObject> Backing for Object<T> {
     type Data = T;
 
@@ -419,7 +418,7 @@ unsafe impl<T: VramObject> Backing for Object<T> {
     }
 
     fn client(object: &LockedObject<'_, Self>) -> Client {
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation is held and guards the cell.
         unsafe { *object.obj.client.get() }
     }
 
@@ -462,7 +461,7 @@ unsafe impl<T: VramObject> Backing for Object<T> {
         // SAFETY: The device is valid and of `T::Driver`.
         unsafe {
             while_registered::<T::Driver, _>((*object.obj.as_raw()).dev, |reg| {
-                // Writes before the device was suspended have arrived, and there were none since.
+                // Writes before the device was suspended have arrived. There were none since.
                 if let Some(_runtime_guard) = RuntimeGuard::if_active(object.obj.owner()) {
                     T::flush(reg, object.obj.ranges());
                 }
@@ -472,13 +471,13 @@ unsafe impl<T: VramObject> Backing for Object<T> {
     }
 
     fn exported(object: &LockedObject<'_, Self>) -> *mut bindings::dma_buf {
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation is held and guards the cell.
         unsafe { *object.obj.exported.get() }
     }
 
     unsafe fn set_exported(object: &mut LockedObject<'_, Self>, buf: *mut bindings::dma_buf) {
         // INVARIANT: By the safety requirements.
-        // SAFETY: The reservation, which guards the cells, is held.
+        // SAFETY: The reservation is held and guards the cells.
         unsafe {
             *object.obj.exported.get() = buf;
             if buf.is_null() {
@@ -489,8 +488,7 @@ unsafe impl<T: VramObject> Backing for Object<T> {
 }
 
 // SAFETY: The cell has null or the dma-buf of the object, of an exporter of its class. The objects
-// on the list of a device are those of the device. A mapping that is not pinned needs the
-// reservation.
+// on the list of a device are those of the device. An unpinned mapping needs the reservation.
 unsafe impl<T: VramObject> Windowed for Object<T> {
     type Data = T;
 
@@ -538,7 +536,7 @@ unsafe impl<T: VramObject> Windowed for Object<T> {
 
 /// # Safety
 ///
-/// Called with a device of `T::Driver` that was unplugged, whose registration data is still there.
+/// Called with an unplugged device of `T::Driver` whose registration data still exists.
 unsafe fn unplugging_callback<T: VramObject>(dev: *mut bindings::drm_device) {
     // SAFETY: The device is valid and of `T::Driver`.
     let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
@@ -555,8 +553,8 @@ unsafe fn unplugging_callback<T: VramObject>(dev: *mut bindings::drm_device) {
     while let Some(obj) = vram.object_from(next) {
         next = obj.id + 1;
         for call in [Call::Evicted, Call::Zap] {
-            // SAFETY: The object is valid, and so is its reservation, which is held. The device is
-            // unplugged, and its data still there.
+            // SAFETY: The object is valid and so is its reservation, which is held. The device is
+            // unplugged and its data still exists.
             unsafe {
                 let _resv = DmaResv::from_raw((*obj.as_raw()).resv).lock();
 
@@ -573,7 +571,7 @@ unsafe fn unplugging_callback<T: VramObject>(dev: *mut bindings::drm_device) {
 /// Called by the DRM core when the last reference to an object of this class is gone.
 unsafe extern "C" fn free_callback<T: VramObject>(gem: *mut bindings::drm_gem_object) {
     // SAFETY: The object is an `Object<T>` in a box. By the type invariant it has a reference to
-    // the device, and is on the list; once it is off the list no task can get a reference.
+    // the device and is on the list. Once it is off the list, no task can get a reference.
     unsafe {
         let dev = (*gem).dev;
         let listed: &Object<T> = IntoGEMObject::from_raw(gem);
@@ -581,8 +579,8 @@ unsafe extern "C" fn free_callback<T: VramObject>(gem: *mut bindings::drm_gem_ob
         listed.device.remove(listed.id);
         let mut obj =
             KBox::from_raw(container_of!(Opaque::cast_from(gem), Object<T>, gem).cast_mut());
-        // Work may still use the VRAM. It may depend on other devices, for which `close()` and an
-        // exit of a process must not wait.
+        // Work may still use the VRAM. It may depend on other devices. `close()` and an exit of a
+        // process must not wait for them.
         if let Some(vram) = obj.vram.take() {
             free_when_idle(vram, DmaResv::from_raw((*gem).resv));
         }
@@ -592,7 +590,7 @@ unsafe extern "C" fn free_callback<T: VramObject>(gem: *mut bindings::drm_gem_ob
     }
 }
 
-/// Exports an object as the DRM core does, and records the client.
+/// Exports an object as the DRM core does and records the client.
 ///
 /// # Safety
 ///
@@ -609,7 +607,7 @@ unsafe extern "C" fn handle_to_fd_callback<T: VramObject>(
 
         with_reserved(obj, true, |object| {
             let is_exported = !Object::<T>::exported(object).is_null();
-            // SAFETY: The reservation, which guards the cell, is held.
+            // SAFETY: The reservation is held and guards the cell.
             let exporter = unsafe { &mut *object.obj.client.get() };
 
             if !is_exported || exporter.id == Client::NONE.id {
@@ -625,7 +623,7 @@ unsafe extern "C" fn handle_to_fd_callback<T: VramObject>(
 
 /// # Safety
 ///
-/// Called by the DRM core with an object of this class, maybe with a spinlock held.
+/// Called by the DRM core with an object of this class, possibly with a spinlock held.
 unsafe extern "C" fn status_callback(
     _gem: *mut bindings::drm_gem_object,
 ) -> bindings::drm_gem_object_status {

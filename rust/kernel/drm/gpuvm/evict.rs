@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Objects that are moved away from the place to which page tables lead.
+//! Eviction of mapped objects.
 //!
-//! An object may be mapped by several VMs, and at several addresses in each. A driver whose
-//! objects move implements [`Mappings`](drm::gem::Mappings):
+//! An object may be mapped by several VMs and at several addresses in each. A driver with movable
+//! objects implements [`Mappings`](drm::gem::Mappings):
 //!
 //! - [`evicted`](drm::gem::Mappings::evicted) calls [`LockedObject::mark_mappings_evicted`]. Then
-//!   [`LockedVm::validate`] brings the object back before a VM is used again.
+//!   [`LockedVm::validate`] restores the object before a VM is used again.
 //! - [`zap`](drm::gem::Mappings::zap) calls [`LockedObject::for_each_vm`] to clear the entries of the
 //!   object.
 //!
-//! The walk returns ranges, because the data of a mapping, [`DriverGpuVm::VaData`], and that of the
-//! VM belong to the task that has [`UniqueRefGpuVm`], and are guarded by a lock of the driver. So
-//! the data that the driver needs to clear entries, such as its page table, is in
+//! The walk returns ranges and not the data of mappings or of the VM. [`DriverGpuVm::VaData`] and
+//! the data of the VM belong to the task owning [`UniqueRefGpuVm`] and are guarded by a lock of the
+//! driver. So the data needed to clear entries, such as the driver's page table, is in
 //! [`DriverGpuVm::VmBoData`].
 //!
-//! An address that is not mapped any more is not in the walk. So the entries must be cleared before
+//! Unmapped addresses are not in the walk. So the entries must be cleared before
 //! [`OpUnmap::remove`] and [`OpRemap::remap`] are called, or with the reservation of the object
-//! held, without which it does not move.
+//! held: then the object does not move.
 //!
 //! # Locking
 //!
-//! The task that moves the object holds its reservation, and the walk takes its `gpuva.lock`, under
-//! which no memory is allocated.
+//! The task moving the object holds its reservation. The walk takes its `gpuva.lock`. No memory is
+//! allocated under this lock.
 //!
 //! C header: [`include/drm/drm_gpuvm.h`](srctree/include/drm/drm_gpuvm.h)
 
@@ -33,7 +33,7 @@ use crate::{
 };
 use core::any::TypeId;
 
-/// The kind of a VM, so that a walk finds the VMs of one kind only.
+/// The kind of a VM. A walk finds the VMs of one kind only.
 ///
 /// See [`DriverGpuVm::EVICTABLE`].
 pub struct Evictable<T: DriverGpuVm> {
@@ -43,7 +43,7 @@ pub struct Evictable<T: DriverGpuVm> {
 }
 
 impl<T: DriverGpuVm> Evictable<T> {
-    /// For VMs whose objects stay where they are.
+    /// For VMs with immovable objects.
     pub const NONE: Self = Self {
         kind: None,
         _p: PhantomData,
@@ -54,7 +54,7 @@ impl<T: DriverGpuVm> Evictable<T> {
     }
 }
 
-/// Returns the kind of VMs whose objects move.
+/// Returns the kind of VMs with movable objects.
 pub const fn evictable<T: DriverGpuVm + 'static>() -> Evictable<T> {
     Evictable {
         kind: Some(TypeId::of::<T>),
@@ -62,12 +62,12 @@ pub const fn evictable<T: DriverGpuVm + 'static>() -> Evictable<T> {
     }
 }
 
-/// A part of an object that a VM maps.
+/// A part of an object mapped by a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedRange {
     /// The addresses of the VM.
     pub va: Range<u64>,
-    /// The offset in the object of the first one.
+    /// The offset of the first address in the object.
     pub gem_offset: u64,
 }
 
@@ -75,8 +75,8 @@ pub struct MappedRange {
 ///
 /// # Invariants
 ///
-/// `vm_bo` is one of a [`GpuVm<T>`], on the list of its object, whose `gpuva.lock` is held for
-/// `'a`.
+/// `vm_bo` is one of a [`GpuVm<T>`] and on the list of its object. The `gpuva.lock` of the object
+/// is held for `'a`.
 pub struct MappedIn<'a, T: DriverGpuVm> {
     vm_bo: *mut bindings::drm_gpuvm_bo,
     _p: PhantomData<&'a GpuVmBo<T>>,
@@ -97,24 +97,25 @@ impl<'a, T: DriverGpuVm> MappedIn<'a, T> {
         unsafe { GpuVmBo::<T>::from_raw(self.vm_bo) }.data()
     }
 
-    /// Returns the ranges, in no order. Two of them may overlap while the mappings change.
+    /// Returns the ranges in no particular order. Two of them may overlap while the mappings
+    /// change.
     #[inline]
     pub fn ranges(&self) -> impl Iterator<Item = MappedRange> + 'a {
-        // SAFETY: By the type invariant the lock, which guards the list, is held.
+        // SAFETY: By the type invariant the lock guarding the list is held.
         unsafe { ranges_of(self.vm_bo) }
     }
 }
 
-/// Returns the ranges of an object that a VM maps.
+/// Returns the ranges of an object mapped by a VM.
 ///
 /// # Safety
 ///
-/// `vm_bo` must be valid, and the `gpuva.lock` of its object held, for `'a`.
+/// For `'a`, `vm_bo` must be valid and the `gpuva.lock` of its object held.
 unsafe fn ranges_of<'a>(
     vm_bo: *mut bindings::drm_gpuvm_bo,
 ) -> impl Iterator<Item = MappedRange> + 'a {
-    // SAFETY: The lock guards the list, whose entries are parts of mappings. These do not change
-    // while they are on it.
+    // SAFETY: The lock guards the list. Its entries are parts of mappings. Mappings do not change
+    // while they are on the list.
     unsafe { Entries::new(&raw mut (*vm_bo).list.gpuva) }.map(|entry| unsafe {
         let va = container_of!(entry, bindings::drm_gpuva, gem.entry);
         let start = (*va).va.addr;
@@ -131,8 +132,8 @@ unsafe fn ranges_of<'a>(
 ///
 /// # Invariants
 ///
-/// `head` is a valid list, `next` an entry of it or itself. The list does not change as long as the
-/// iterator is used.
+/// `head` is a valid list. `next` is an entry of it or `head` itself. The list does not change as
+/// long as the iterator is used.
 pub(super) struct Entries {
     head: *mut bindings::list_head,
     next: *mut bindings::list_head,
@@ -141,7 +142,7 @@ pub(super) struct Entries {
 impl Entries {
     /// # Safety
     ///
-    /// `head` must be a valid list that does not change as long as the iterator is used.
+    /// `head` must be a valid list and not change as long as the iterator is used.
     pub(super) unsafe fn new(head: *mut bindings::list_head) -> Self {
         // INVARIANT: By the safety requirements.
         Self {
@@ -169,14 +170,14 @@ impl Iterator for Entries {
 
 /// Returns the lock of the list of mappings of an object.
 fn gpuva_lock<O: IntoGEMObject>(obj: &O) -> &crate::sync::Mutex<()> {
-    // SAFETY: The object is valid, and the mutex initialized.
+    // SAFETY: The object is valid and the mutex initialized.
     unsafe { crate::sync::Mutex::from_raw(&raw mut (*obj.as_raw()).gpuva.lock) }
 }
 
 impl<T: DriverGpuVm> GpuVmBo<T> {
-    /// Calls `f` with each range of the VM that maps the object, in no order.
+    /// Calls `f` with each range of the VM mapping the object, in no particular order.
     ///
-    /// Takes the `gpuva.lock` of the object, under which no memory is allocated.
+    /// Takes the `gpuva.lock` of the object. No memory is allocated under it.
     pub fn for_each_range(&self, f: impl FnMut(MappedRange)) {
         let _lock = gpuva_lock(self.obj()).lock();
 
@@ -184,46 +185,46 @@ impl<T: DriverGpuVm> GpuVmBo<T> {
         unsafe { ranges_of(self.as_raw()) }.for_each(f);
     }
 
-    /// Returns whether the object was evicted since [`LockedVm::validate`] brought it back last.
+    /// Returns whether the object was evicted since [`LockedVm::validate`] last restored it.
     ///
     /// [`None`] if `object` is not the object of the value.
     pub fn is_evicted(&self, object: &LockedObject<'_, T::Object>) -> Option<bool> {
-        // SAFETY: The reservation of the object, which guards the flag, is held.
+        // SAFETY: The reservation of the object guards the flag and is held.
         ptr::eq(object.object(), self.obj()).then(|| unsafe { (*self.as_raw()).evicted })
     }
 }
 
 impl<O: IntoGEMObject> LockedObject<'_, O> {
-    /// Calls `f` with each VM that maps the object, with the `gpuva.lock` of the object held.
+    /// Calls `f` with each VM mapping the object, with the `gpuva.lock` of the object held.
     fn for_each_vm_bo(&self, mut f: impl FnMut(*mut bindings::drm_gpuvm_bo)) {
         let _lock = gpuva_lock(self.object()).lock();
 
-        // SAFETY: The object is valid, and the lock guards its list, whose entries are parts of the
-        // structures that `f` is called with.
+        // SAFETY: The object is valid and the lock guards its list. The entries of the list are
+        // parts of the structures passed to `f`.
         unsafe {
             Entries::new(&raw mut (*self.object().as_raw()).gpuva.list)
                 .for_each(|entry| f(container_of!(entry, bindings::drm_gpuvm_bo, list.entry.gem)));
         }
     }
 
-    /// Records that the object is about to move: no VM that maps it is used before its driver has
-    /// brought it back by [`LockedVm::validate`].
+    /// Marks the object as about to move. No VM mapping it is used before its driver has restored
+    /// it by [`LockedVm::validate`].
     ///
     /// For [`Mappings::evicted`](drm::gem::Mappings::evicted). Mirrors `drm_gpuvm_bo_evict()`.
     pub fn mark_mappings_evicted(&self) {
-        // SAFETY: The reservation of the object is held. If it is that of the VM, too, it guards
-        // the list of the VM. The list of another VM is changed when that is locked with the
+        // SAFETY: The reservation of the object is held. If it is also that of the VM, it guards
+        // the list of the VM. Otherwise the list is only changed once the VM is locked with the
         // object.
         self.for_each_vm_bo(|vm_bo| unsafe { bindings::drm_gpuvm_bo_evict(vm_bo, true) });
     }
 }
 
 impl<O: drm::driver::AllocImpl> LockedObject<'_, O> {
-    /// Calls `f` with each VM of the kind `T` that maps the object.
+    /// Calls `f` with each VM of the kind `T` mapping the object.
     ///
-    /// For [`Mappings::zap`](drm::gem::Mappings::zap): `f` clears the entries of page tables, and
-    /// has the device invalidate its cache of them, once for each VM. It is called with the
-    /// `gpuva.lock` of the object held, and takes no locks but those of page tables.
+    /// For [`Mappings::zap`](drm::gem::Mappings::zap): `f` clears the entries of page tables and
+    /// has the device invalidate its cache of them once for each VM. It is called with the
+    /// `gpuva.lock` of the object held and takes only locks of page tables.
     ///
     /// # Examples
     ///
@@ -259,7 +260,7 @@ impl<O: drm::driver::AllocImpl> LockedObject<'_, O> {
         }();
 
         self.for_each_vm_bo(|vm_bo| {
-            // SAFETY: Objects of the class are mapped by VMs of `GpuVm::new()` only, whose
+            // SAFETY: Objects of the class are only mapped by VMs of `GpuVm::new()`. Their
             // operations are in a `Vtable`.
             let vtable = unsafe { &*(*(*vm_bo).vm).ops.cast::<Vtable>() };
 

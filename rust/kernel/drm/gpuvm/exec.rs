@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Address spaces that are locked with all of their objects, to use them on the device.
+//! Address spaces locked with all of their objects for use by the device.
 //!
-//! A job may access everything that its VM maps. So the objects must be at the places to which the
-//! page tables lead, and stay there until the job is done:
+//! A job may access all mappings of its VM. So the objects must stay at the places described by the
+//! page tables until the job is done:
 //!
-//! 1. [`ExecCtx::lock_vm`] locks the reservation of the VM, which its private objects share, and
-//!    those of its external objects. The result is the proof that they are locked.
-//! 2. [`LockedVm::validate`] has the driver bring back evicted objects, and write page tables,
-//!    until no object of the VM is evicted. While the result exists, this task cannot move an
-//!    object of the VM, nor can others, because all of them are locked.
-//! 3. [`ValidVm::for_each_fence`] visits the fences that the job depends on, and
-//!    [`ValidVm::reserve`] makes room for the fence of the job. After that nothing fails:
-//!    [`VmSlot::add_fence`] adds it.
+//! 1. [`ExecCtx::lock_vm`] locks the reservation of the VM and those of its external objects. The
+//!    private objects share the reservation of the VM. The result is the proof of these locks.
+//! 2. [`LockedVm::validate`] has the driver restore evicted objects and write page tables until no
+//!    object of the VM is evicted. While the result exists, this task cannot move an object of the
+//!    VM. Other tasks cannot either, because all objects are locked.
+//! 3. [`ValidVm::for_each_fence`] visits the fences the job depends on. [`ValidVm::reserve`]
+//!    reserves slots for the fence of the job. After that nothing fails: [`VmSlot::add_fence`] adds
+//!    it.
 //!
 //! Evictions of objects are in [`evict`](super::evict).
 //!
@@ -22,9 +22,9 @@
 //!
 //! # Mapping an object
 //!
-//! 1. Before the round the driver calls [`GpuVm::obtain`] and allocates page tables: no memory is
+//! 1. Before the round the driver calls [`GpuVm::obtain`] and allocates page tables. No memory is
 //!    allocated with the `gpuva.lock` or a lock of a page table held.
-//! 2. In the round [`LockedVm::object`] returns the object. The driver brings it to its place and
+//! 2. In the round [`LockedVm::object`] returns the object. The driver moves it to its place and
 //!    writes the entries under its mutex around the VM. Or [`LockedVm::mark_evicted`] leaves both
 //!    to the next job.
 //! 3. [`GpuVm::deferred_cleanup`] comes after the round.
@@ -32,12 +32,12 @@
 //! # Locking
 //!
 //! From the outside to the inside: `mmap_lock`; the reservations of a VM and of its external
-//! objects, taken with the ticket of one [`Exec`]; the mutex that the driver has around
-//! [`UniqueRefGpuVm`]; the `gpuva.lock` of an object; the locks of page tables.
+//! objects, taken with the ticket of one [`Exec`]; the driver's mutex around [`UniqueRefGpuVm`];
+//! the `gpuva.lock` of an object; the locks of page tables.
 //!
 //! [`GpuVm::obtain`] and [`GpuVm::deferred_cleanup`] take the reservation of the VM without a
-//! ticket. So they must be called before or after a round of [`Exec`], not inside; lockdep reports
-//! the first such call, even if it would not have blocked.
+//! ticket. So they must be called before or after a round of [`Exec`] and not inside. Lockdep
+//! reports the first such call even if it would not have blocked.
 //!
 //! [`Exec`]: drm::exec::Exec
 //!
@@ -68,22 +68,22 @@ use crate::{
 
 /// How many passes [`LockedVm::validate`] makes over the evicted objects.
 ///
-/// The objects of a VM only evict each other repeatedly if they do not fit. A driver whose page
-/// tables are evicted needs a few passes.
+/// The objects of a VM only evict each other repeatedly if they do not fit. A driver with evictable
+/// page tables needs a few passes.
 const PASSES: u32 = 16;
 
-/// The function that brings back objects in [`LockedVm::validate`].
+/// The function restoring objects in [`LockedVm::validate`].
 type Validator<'f, T> = &'f mut dyn FnMut(&GpuVmBo<T>) -> Result;
 
-/// A VM whose reservation, and those of its external objects, are locked.
+/// A VM with its reservation and those of its external objects locked.
 ///
 /// There is one in a round, so that there is one view of each reservation. It borrows the
 /// [`ExecCtx`]: [`Self::context`] returns it, to lock objects that the VM does not map.
 ///
 /// # Invariants
 ///
-/// - The first `count` objects of the round are those that were locked for the VM. Their
-///   reservations are that of the VM and those of its external objects, each of them once.
+/// - The first `count` objects of the round are those locked for the VM. Their reservations are
+///   that of the VM and those of its external objects. Each reservation occurs once.
 /// - There is no other view of these reservations.
 pub struct LockedVm<'r, 'a, T: DriverGpuVm> {
     ctx: &'r mut ExecCtx<'a>,
@@ -92,11 +92,10 @@ pub struct LockedVm<'r, 'a, T: DriverGpuVm> {
 }
 
 impl<'a> ExecCtx<'a> {
-    /// Locks a VM: the reservation that its private objects share, and those of the other objects
-    /// that it maps.
+    /// Locks a VM: the reservation shared by its private objects and those of its external objects.
     ///
-    /// It must come first in a round, before any other object. Several external objects may have
-    /// one reservation, with and without
+    /// It must be the first in a round and come before any other object. Several external objects
+    /// may have one reservation, with and without
     /// [`Flag::IgnoreDuplicates`](drm::exec::Flag::IgnoreDuplicates).
     ///
     /// May sleep. Mirrors `drm_gpuvm_prepare_vm()` and `drm_gpuvm_prepare_objects()`.
@@ -104,14 +103,14 @@ impl<'a> ExecCtx<'a> {
     /// # Errors
     ///
     /// - `EDEADLK` if an object of the round is contended. The closure has to return.
-    /// - `EINVAL` if an object, or another VM, was locked in this round before.
-    /// - `EINTR` if a signal to the task ended the wait, with
+    /// - `EINVAL` if an object or another VM was locked in this round before.
+    /// - `EINTR` if a signal to the task ended the wait with
     ///   [`Flag::Interruptible`](drm::exec::Flag::Interruptible).
     /// - `ENOMEM` if there is no memory.
     ///
     /// # Examples
     ///
-    /// An ioctl that runs a job: `bring` brings an object to a place that the device reaches, and
+    /// An ioctl submitting a job: `bring` moves an object to a place accessible by the device and
     /// writes page tables; `wait_for` makes the job depend on a fence.
     ///
     /// ```
@@ -167,15 +166,15 @@ impl<'a> ExecCtx<'a> {
         if self.exec.is_contended() {
             return Err(EDEADLK);
         }
-        // There may be a view of an object that was locked before.
+        // There may be a view of an object locked before.
         if self.exec.locked() != 0 {
             return Err(EINVAL);
         }
 
         // SAFETY: Nothing is locked, so no view of a reservation is in use.
         unsafe { vm.prepare(self.exec) }?;
-        // INVARIANT: All reservations were locked above, for the VM. No other code locks them in
-        // this round, and a second VM is refused, so there is no other view.
+        // INVARIANT: All reservations were locked above for the VM. No other code locks them in
+        // this round and a second VM is refused. So there is no other view.
         Ok(LockedVm {
             count: self.exec.locked(),
             ctx: self,
@@ -185,16 +184,16 @@ impl<'a> ExecCtx<'a> {
 }
 
 impl<T: DriverGpuVm> GpuVm<T> {
-    /// Locks the VM and its external objects, which may be locked already, and adds evicted
-    /// external objects to the list of evicted objects.
+    /// Locks the VM and its external objects. They may be locked already. Adds evicted external
+    /// objects to the list of evicted objects.
     ///
     /// # Safety
     ///
-    /// All objects that are locked in the round must be locked for this VM.
+    /// All objects locked in the round must be locked for this VM.
     unsafe fn prepare(&self, exec: &Exec) -> Result {
         let raw = exec.as_raw();
 
-        // SAFETY: The context is valid, and used by this task only. Duplicates are allowed for this
+        // SAFETY: The context is valid and used by this task only. Duplicates are allowed for this
         // time, because external objects may share a reservation.
         unsafe {
             let flags = (*raw).flags;
@@ -210,18 +209,18 @@ impl<T: DriverGpuVm> GpuVm<T> {
     ///
     /// `exec` must be valid and in a round.
     unsafe fn prepare_with_duplicates(&self, exec: *mut bindings::drm_exec) -> Result {
-        // SAFETY: The VM and the context are valid. The second call is made with the reservation
-        // of the VM held.
+        // SAFETY: The VM and the context are valid. The second call is made with the reservation of
+        // the VM held.
         unsafe {
             to_result(bindings::drm_gpuvm_prepare_vm(self.as_raw(), exec, 0))?;
             to_result(bindings::drm_gpuvm_prepare_objects(self.as_raw(), exec, 0))?;
         }
 
-        // An object that was contended in the last round is locked since the start of this one, but
-        // is only among the objects of the round once it is asked for. Another object may have its
+        // An object contended in the last round is locked since the start of this one. It is only
+        // among the objects of the round once it is asked for. Another object may have its
         // reservation.
-        // SAFETY: The object is valid as long as the context has it. It is locked already, so this
-        // adds it to the objects, for which there is a reference.
+        // SAFETY: The object is valid as long as the context has it. It is already locked, so this
+        // only adds it to the objects. A reference to it is held meanwhile.
         unsafe {
             let first = (*exec).prelocked;
 
@@ -235,14 +234,14 @@ impl<T: DriverGpuVm> GpuVm<T> {
         Ok(())
     }
 
-    /// Returns whether a reservation is that of the VM, or of one of its external objects.
+    /// Returns whether a reservation is that of the VM or of one of its external objects.
     ///
     /// # Safety
     ///
     /// The reservation of the VM must be held.
     unsafe fn uses(&self, resv: *mut bindings::dma_resv) -> bool {
-        // SAFETY: The reservation of the VM, which guards the list, is held. Every entry of the
-        // list has an object, whose reservation does not change.
+        // SAFETY: The reservation of the VM guards the list and is held. Every entry of the list
+        // has an object, whose reservation does not change.
         unsafe {
             let extobjs = &raw mut (*self.as_raw()).extobj.list;
 
@@ -257,30 +256,30 @@ impl<T: DriverGpuVm> GpuVm<T> {
 
     /// # Safety
     ///
-    /// Called by [`LockedVm::validate`], by way of `drm_gpuvm_validate()`, with the reservations
-    /// of the VM and of the object held.
+    /// Called by [`LockedVm::validate`] through `drm_gpuvm_validate()` with the reservations of the
+    /// VM and of the object held.
     pub(super) unsafe extern "C" fn vm_bo_validate(
         vm_bo: *mut bindings::drm_gpuvm_bo,
         _exec: *mut bindings::drm_exec,
     ) -> c_int {
-        // An entry stays on the list after its last reference is gone, until it is cleaned up.
+        // An entry without references stays on the list until it is cleaned up.
         // SAFETY: An entry of the list is valid as long as the reservation of the VM is held.
         if unsafe { bindings::kref_get_unless_zero(&raw mut (*vm_bo).kref) } == 0 {
             return 0;
         }
 
-        // SAFETY: The entry belongs to this kind of VM, is on the list of its object because it has
-        // references, and the reference that was taken above passes to the `ARef`.
+        // SAFETY: The entry belongs to this kind of VM. It is on the list of its object because it
+        // has references. The reference taken above passes to the `ARef`.
         let this: ARef<GpuVmBo<T>> =
             unsafe { ARef::from_raw(NonNull::new_unchecked(vm_bo.cast())) };
-        // SAFETY: The reservation of the VM, which guards the pointer, is held, and the function
-        // that has set it is waiting for this one.
+        // SAFETY: The reservation of the VM guards the pointer and is held. The function setting
+        // the pointer is waiting for this one.
         let validator = unsafe { &mut *(*this.gpuvm().validator.get()).cast::<Validator<'_, T>>() };
 
         let ret = validator(&this);
         if ret.is_ok() {
             // The caller removes the entry from the list.
-            // SAFETY: The reservation of the object, which guards the flag, is held.
+            // SAFETY: The reservation of the object guards the flag and is held.
             unsafe { (*vm_bo).evicted = false };
         }
         from_result(|| ret.map(|()| 0))
@@ -288,7 +287,7 @@ impl<T: DriverGpuVm> GpuVm<T> {
 }
 
 impl<T: DriverGpuVm> UniqueRefGpuVm<T> {
-    /// Returns whether nothing is mapped at addresses of the VM.
+    /// Returns whether a range of addresses of the VM is unmapped.
     #[inline]
     pub fn is_unmapped(&self, va: &Range<u64>) -> bool {
         // SAFETY: The VM is valid. Mappings change with an exclusive reference only.
@@ -303,7 +302,7 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
         self.vm
     }
 
-    /// Returns the round, to lock objects that the VM does not map.
+    /// Returns the round for locking objects not mapped by the VM.
     ///
     /// The objects of the VM are locked already: see
     /// [`Flag::IgnoreDuplicates`](drm::exec::Flag::IgnoreDuplicates).
@@ -312,28 +311,27 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
         self.ctx
     }
 
-    /// Returns the view of an object that is private to the VM, or external to it, or [`None`] if
-    /// it is neither.
+    /// Returns the view of an object private or external to the VM, or [`None`] for other objects.
     ///
-    /// An object that was passed to [`GpuVm::obtain`] before the VM was locked is external.
+    /// An object passed to [`GpuVm::obtain`] before the VM was locked is external.
     pub fn object<'s>(&'s mut self, obj: &'s T::Object) -> Option<LockedObject<'s, T::Object>> {
         // SAFETY: The object is valid.
         let resv = unsafe { (*obj.as_raw()).resv };
 
         // SAFETY: The reservation is held until the end of the round. By the type invariant there
-        // is no other view of it, and `self`, which is borrowed, cannot return another one.
+        // is no other view of it. `self` is borrowed and cannot return another one.
         self.resvs()
             .any(|locked| locked.as_raw() == resv)
             .then(|| unsafe { LockedObject::assume(obj) })
     }
 
-    /// Makes [`Self::validate`] bring an object back, or to its place in the first place.
+    /// Makes [`Self::validate`] move an object to its place, for the first time or again.
     ///
-    /// For objects that were mapped without entries in page tables.
+    /// For objects mapped without entries in page tables.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `vm_bo` is of another VM, or its object is not locked.
+    /// `EINVAL` if `vm_bo` is of another VM or its object is not locked.
     pub fn mark_evicted(&mut self, vm_bo: &GpuVmBo<T>) -> Result {
         if vm_bo.gpuvm() != self.vm || self.object(vm_bo.obj()).is_none() {
             return Err(EINVAL);
@@ -344,20 +342,20 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
         Ok(())
     }
 
-    /// Calls `bring` for each object that was evicted, to bring it back and to write its entries
-    /// of page tables, until none is evicted.
+    /// Calls `bring` for each evicted object until none is evicted. `bring` restores the object and
+    /// writes its page table entries.
     ///
-    /// `bring` may evict other objects of the VM, for which it is then called, too. If it fails,
-    /// the object stays evicted, and the remaining objects are not visited. It may be called for an
-    /// object that is not mapped any more.
+    /// If `bring` evicts other objects of the VM, it is called for them too. If it fails, the
+    /// object stays evicted and the remaining objects are not visited. It may be called for an
+    /// object after its last mapping is gone.
     ///
-    /// `bring` takes no reservations, except by moving the object, and only the locks of [the
+    /// `bring` takes no reservations except by moving the object. It takes only the locks of [the
     /// module](self). Mirrors `drm_gpuvm_validate()`.
     ///
     /// # Errors
     ///
-    /// `EDEADLK` if a reservation was contended in this round, `ENOSPC` if objects evict each other
-    /// repeatedly, and those of `bring`.
+    /// `EDEADLK` if a reservation was contended in this round. `ENOSPC` if objects evict each other
+    /// repeatedly. Also returns the errors of `bring`.
     pub fn validate<'s>(
         &'s mut self,
         mut bring: impl FnMut(&GpuVmBo<T>, &mut LockedObject<'_, T::Object>) -> Result,
@@ -365,7 +363,7 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
         let exec = self.ctx.exec;
 
         // Checked even if the caller has ignored the error: a contended object is only locked in
-        // the next round, when no other object is locked.
+        // the next round, before any other object.
         if exec.is_contended() {
             return Err(EDEADLK);
         }
@@ -380,11 +378,11 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
             let mut validator: Validator<'_, T> = &mut each;
 
             // External objects that were evicted in this round are not on the list.
-            // SAFETY: By the type invariant all objects that are locked, and belong to the VM, are
-            // locked for it. No view of a reservation is in use.
+            // SAFETY: By the type invariant all locked objects of the VM are locked for it. No view
+            // of a reservation is in use.
             unsafe { self.vm.prepare(exec) }?;
 
-            // SAFETY: The reservations of the VM and of all of its objects are held; that of the VM
+            // SAFETY: The reservations of the VM and of all of its objects are held. That of the VM
             // guards the pointer.
             unsafe {
                 let pointer = self.vm.validator.get();
@@ -396,7 +394,7 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
             }
 
             if is_done {
-                // INVARIANT: The whole list was visited, and `bring` was not called.
+                // INVARIANT: The whole list was visited and `bring` was not called.
                 return Ok(ValidVm {
                     exec,
                     vm: self.vm,
@@ -418,10 +416,10 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
 ///
 /// # Safety
 ///
-/// The round must have this many objects, for `'a`.
+/// The round must have this many objects for `'a`.
 unsafe fn resvs_of<'a>(exec: &'a Exec, count: u32) -> impl Iterator<Item = &'a DmaResv> {
-    // SAFETY: The objects are valid, because the round has references to them, as it promises for
-    // `'a`; and so are their reservations.
+    // SAFETY: The objects are valid, because the round has references to them as promised for `'a`.
+    // So are their reservations.
     (0..count as usize).map(move |index| unsafe {
         let obj = *(*exec.as_raw()).objects.add(index);
 
@@ -429,7 +427,7 @@ unsafe fn resvs_of<'a>(exec: &'a Exec, count: u32) -> impl Iterator<Item = &'a D
     })
 }
 
-/// A VM that is locked, and none of whose objects is evicted.
+/// A locked VM without evicted objects.
 ///
 /// # Invariants
 ///
@@ -449,8 +447,8 @@ impl<T: DriverGpuVm> ValidVm<'_, T> {
         self.vm
     }
 
-    /// Calls `f` with each fence of `usage`, including those that have signalled, of the objects of
-    /// the VM.
+    /// Calls `f` with each fence of `usage` of the objects of the VM. This includes signalled
+    /// fences.
     ///
     /// A job depends on the fences of [`Usage::Kernel`]: an object may still be moving.
     ///
@@ -460,8 +458,8 @@ impl<T: DriverGpuVm> ValidVm<'_, T> {
     pub fn for_each_fence(&self, usage: Usage, mut f: impl FnMut(&Fence) -> Result) -> Result {
         // SAFETY: By the type invariant.
         for resv in unsafe { resvs_of(self.exec, self.count) } {
-            // SAFETY: By the type invariant the reservation is held, and fences are added to it by
-            // a mutable borrow of `self` only.
+            // SAFETY: By the type invariant the reservation is held. Fences are only added to it by
+            // a mutable borrow of `self`.
             let view = unsafe { LockedResv::from_raw(resv.as_raw()) };
 
             for fence in view.fences(usage) {
@@ -471,7 +469,7 @@ impl<T: DriverGpuVm> ValidVm<'_, T> {
         Ok(())
     }
 
-    /// Makes room for `count` fences in the reservations of all objects of the VM.
+    /// Reserves slots for `count` fences in the reservations of all objects of the VM.
     ///
     /// May sleep. Mirrors `dma_resv_reserve_fences()`.
     ///
@@ -482,11 +480,11 @@ impl<T: DriverGpuVm> ValidVm<'_, T> {
     pub fn reserve(&mut self, count: u32) -> Result<VmSlots<'_, T>> {
         // SAFETY: By the type invariant.
         for resv in unsafe { resvs_of(self.exec, self.count) } {
-            // SAFETY: By the type invariant the reservation is held, and there is no other view.
+            // SAFETY: By the type invariant the reservation is held and there is no other view.
             unsafe { LockedResv::from_raw(resv.as_raw()) }.prepare(count)?;
         }
 
-        // INVARIANT: The slots were reserved above, in all reservations, and `self` is borrowed.
+        // INVARIANT: The slots were reserved above in all reservations. `self` is borrowed.
         Ok(VmSlots {
             exec: self.exec,
             vm: self.vm,
@@ -497,12 +495,12 @@ impl<T: DriverGpuVm> ValidVm<'_, T> {
     }
 }
 
-/// Room for fences of a VM: an iterator over slots.
+/// Slots for fences of a VM: an iterator over them.
 ///
 /// # Invariants
 ///
-/// The first `objects` objects of the round are those of a [`ValidVm`] that is borrowed, and in
-/// each of their reservations `left` slots are reserved that nothing else uses.
+/// The first `objects` objects of the round are those of a borrowed [`ValidVm`]. In each of their
+/// reservations `left` slots are reserved for this value alone.
 pub struct VmSlots<'s, T: DriverGpuVm> {
     exec: &'s Exec,
     vm: &'s GpuVm<T>,
@@ -534,7 +532,7 @@ impl<'s, T: DriverGpuVm> Iterator for VmSlots<'s, T> {
 
 impl<T: DriverGpuVm> ExactSizeIterator for VmSlots<'_, T> {}
 
-/// Room for one fence in the reservations of all objects of a VM.
+/// A slot for one fence in the reservations of all objects of a VM.
 ///
 /// # Invariants
 ///
@@ -548,8 +546,8 @@ pub struct VmSlot<'s, T: DriverGpuVm> {
 }
 
 impl<T: DriverGpuVm> VmSlot<'_, T> {
-    /// Adds a fence to all reservations, which uses up the slot: with the usage `private` to the
-    /// reservation of the VM, and with `external` to those of other objects.
+    /// Adds a fence to all reservations and uses up the slot. The usage is `private` for the
+    /// reservation of the VM and `external` for those of other objects.
     ///
     /// Does not sleep. Mirrors `drm_gpuvm_resv_add_fence()`.
     pub fn add_fence(self, fence: &Fence, private: Usage, external: Usage) {
@@ -561,8 +559,8 @@ impl<T: DriverGpuVm> VmSlot<'_, T> {
                 external
             };
 
-            // SAFETY: By the type invariant the reservation is held, and there is room that
-            // nothing else uses. The reservation takes a reference of its own.
+            // SAFETY: By the type invariant the reservation is held and has a slot for this call
+            // alone. The reservation takes a reference of its own.
             unsafe {
                 bindings::dma_resv_add_fence(resv.as_raw(), fence.as_raw(), usage.as_raw());
             }

@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The use of an address space by jobs, for objects of [`gem::ttm`](crate::drm::gem::ttm).
+//! The use of an address space by jobs for objects of [`gem::ttm`](crate::drm::gem::ttm).
 //!
-//! A job may access everything that its VM maps. [`Rounds::with_valid`] brings the objects that
-//! were evicted to where the device reaches them, and has the driver write their page table
-//! entries, by [`Tables`]. A new mapping is handled like one whose object was evicted, so a map
-//! only records the mapping.
+//! A job may access all mappings of its VM. [`Rounds::with_valid`] moves evicted objects to where
+//! the device reaches them. It has the driver write their page table entries by [`Tables`]. A new
+//! mapping is handled like one of an evicted object. So a map only records the mapping.
 //!
-//! A round holds all reservations. Work that may depend on other devices is not waited for there:
-//! the round leaves its object, and the ioctl waits without locks, outside of the section that an
-//! unplug waits for, and begins a new round. [`Rounds::submit`] is that loop. [`Rounds::change`] is
-//! the loop of a change of mappings: entries are cleared before the object can move, so the jobs of
-//! the address space have to be done before. If other tasks queue jobs all the time, the change
-//! gets a [`Turn`], and no more jobs are queued meanwhile.
+//! A round holds all reservations. It does not wait for work depending on other devices. It leaves
+//! the object instead. The ioctl then waits without locks, outside of the section awaited by an
+//! unplug, and begins a new round. [`Rounds::submit`] is that loop. [`Rounds::change`] is the loop
+//! of a change of mappings: entries are cleared before the object can move, so the jobs of the
+//! address space have to be done before. If other tasks queue jobs all the time, the change gets a
+//! [`Turn`] and no more jobs are queued meanwhile.
 //!
 //! # Locking
 //!
-//! All mutexes here are taken with reservations held, or without any lock, and nothing is taken
-//! inside of them but a `gpuva.lock`.
+//! All mutexes here are taken with reservations held or without any lock. Inside them only a
+//! `gpuva.lock` is taken.
 
 use super::{
     DriverGpuVm,
@@ -67,33 +66,33 @@ use core::{
     ops::Range, //
 };
 
-/// How often a job is tried to be queued that has to wait for moves, until it waits with locks
-/// held: other tasks may move objects again and again.
+/// How often queueing a job with pending moves is tried before it waits with locks held. Other
+/// tasks may move objects again and again.
 const PATIENCE: u32 = 4;
 
 /// The page tables of an address space.
 pub trait Tables {
-    /// Writes the entries of a mapping, with the addresses of its object.
+    /// Writes the entries of a mapping with the addresses of its object.
     ///
     /// Called with the reservations of the VM held. Allocates no memory.
     ///
     /// # Errors
     ///
-    /// `ENODEV` after the driver was unbound, and those of [`Placed::page`].
+    /// `ENODEV` after the driver was unbound. Also returns the errors of [`Placed::page`].
     fn write(&self, range: &MappedRange, placed: &Placed<'_>) -> Result;
 
-    /// Invalidates what the device has kept of the entries of addresses. Sleeps.
+    /// Invalidates the device's cached entries of addresses. Sleeps.
     ///
     /// # Errors
     ///
-    /// If the device does not answer; [`Self::holds_jobs`] returns true then.
+    /// If the device does not answer. Then [`Self::holds_jobs`] returns true.
     fn invalidate(&self, va: &Range<u64>) -> Result;
 
-    /// Returns whether no job may begin, because the device may use old entries.
+    /// Returns whether no job may begin because the device may use old entries.
     fn holds_jobs(&self) -> bool;
 }
 
-/// Extends `all` to the addresses `va`, and those between them.
+/// Extends `all` to the addresses `va` and those between them.
 pub fn extend(all: &mut Option<Range<u64>>, va: &Range<u64>) {
     let all = all.get_or_insert_with(|| va.clone());
 
@@ -101,14 +100,14 @@ pub fn extend(all: &mut Option<Range<u64>>, va: &Range<u64>) {
     all.end = all.end.max(va.end);
 }
 
-/// An object whose content is on its way.
+/// An object with content still arriving.
 struct Arriving<V: DriverGpuVm> {
     vm_bo: ARef<GpuVmBo<V>>,
     content: Arrival,
 }
 
 impl<V: DriverGpuVm> Arriving<V> {
-    /// Returns whether the content matters: it may be lost, or is, and the object is mapped.
+    /// Returns whether the content matters: the object is mapped and the content may be lost or is.
     fn matters(&self) -> bool {
         let mut is_mapped = false;
 
@@ -117,13 +116,13 @@ impl<V: DriverGpuVm> Arriving<V> {
     }
 }
 
-/// The fences and turns that jobs and changes of mappings wait for.
+/// The fences and turns awaited by jobs and changes of mappings.
 #[pin_data]
 struct Waits {
-    /// The last job, behind all others.
+    /// The fence of the last job. It is behind all others.
     #[pin]
     last: Mutex<Option<ARef<Fence>>>,
-    /// What the next job has to wait for before it is queued: fences that may be of any device.
+    /// Fences of any device to wait for before the next job is queued.
     #[pin]
     foreign: Mutex<KVVec<ARef<Fence>>>,
     /// How many tasks have a turn.
@@ -134,7 +133,7 @@ struct Waits {
 }
 
 impl Waits {
-    // Not generic and not inlined, so that the lock classes and their names stay in the kernel
+    // Neither generic nor inlined, so that the lock classes and their names stay in the kernel
     // crate.
     #[inline(never)]
     fn new() -> Result<Pin<KBox<Self>>> {
@@ -150,11 +149,11 @@ impl Waits {
     }
 }
 
-/// What the next job of an address space, and the next change of its mappings, have to wait for.
+/// The dependencies of the next job of an address space and of the next change of its mappings.
 #[pin_data]
 pub struct Rounds<V: DriverGpuVm> {
     waits: Pin<KBox<Waits>>,
-    /// Objects whose entries were written while their content was on its way.
+    /// Objects with entries written before their content has arrived.
     #[pin]
     arriving: Mutex<KVVec<Arriving<V>>>,
 }
@@ -166,8 +165,8 @@ fn arriving_name() -> &'static CStr {
     c"gpuvm::Rounds::arriving"
 }
 
-/// The turn of a task that changes mappings: no job is queued before it ends, but for those that
-/// are about to be.
+/// The turn of a task changing mappings. Until it ends, no job is queued except for those about to
+/// be queued.
 struct Turn<'a, V: DriverGpuVm>(&'a Rounds<V>);
 
 impl<V: DriverGpuVm> Drop for Turn<'_, V> {
@@ -206,7 +205,7 @@ impl<V: DriverGpuVm> Rounds<V> {
             .is_none_or(|fence| fence.is_signaled())
     }
 
-    /// Waits for all jobs that were queued before.
+    /// Waits for all jobs queued before.
     fn await_jobs(&self) -> Result {
         let last = self.waits.last.lock().clone();
 
@@ -234,7 +233,8 @@ impl<V: DriverGpuVm> Rounds<V> {
         Ok(())
     }
 
-    /// Waits for the fences of others because of which [`Self::with_valid`] has returned `EAGAIN`.
+    /// Waits for the fences of others after [`Self::with_valid`] has returned `EAGAIN` because of
+    /// them.
     fn await_others(&self) -> Result {
         let fences = mem::take(&mut *self.waits.foreign.lock());
 
@@ -245,23 +245,23 @@ impl<V: DriverGpuVm> Rounds<V> {
         !self.waits.foreign.lock().is_empty()
     }
 
-    /// Drops references to objects whose content has arrived, or that are not mapped any more.
-    /// Called without reservations, after a round and before
+    /// Drops references to unmapped objects and to objects whose content has arrived. Called
+    /// without reservations after a round and before
     /// [`deferred_cleanup`](super::GpuVm::deferred_cleanup).
     pub fn clean_up(&self) {
         self.arriving.lock().retain(|object| object.matters());
     }
 
-    /// Changes mappings by `try_change`, which returns false, and changes nothing, if jobs may use
-    /// a mapping that it would replace: unless [`Self::is_idle`], with the reservations held.
-    /// `is_unmapped` returns whether nothing is mapped there.
+    /// Changes mappings by `try_change`. It returns false and changes nothing if jobs may use a
+    /// mapping to be replaced. It replaces mappings only if [`Self::is_idle`] with the reservations
+    /// held. `is_unmapped` returns whether the range is unmapped.
     ///
-    /// For an ioctl outside of the section that an unplug waits for: it waits for jobs, which may
-    /// depend on other devices. No lock may be held; `try_change` enters the section.
+    /// For an ioctl outside of the section awaited by an unplug: it waits for jobs and these may
+    /// depend on other devices. No lock may be held. `try_change` enters the section.
     ///
     /// # Errors
     ///
-    /// `ERESTARTSYS` if a signal arrived, and those of `try_change`.
+    /// `ERESTARTSYS` if a signal arrived. Also returns the errors of `try_change`.
     pub fn change(
         &self,
         is_unmapped: impl Fn() -> bool,
@@ -279,22 +279,23 @@ impl<V: DriverGpuVm> Rounds<V> {
             if current!().signal_pending() {
                 return Err(ERESTARTSYS);
             }
-            // A client that queues jobs all the time must not hold this up for ever.
+            // A client queueing jobs all the time must not hold this up for ever.
             turn.get_or_insert_with(|| self.turn());
         }
     }
 
-    /// Queues a job by `try_submit`, which makes a round of [`Self::with_valid`].
+    /// Queues a job by `try_submit`. It runs a round of [`Self::with_valid`].
     ///
-    /// `permit` waits for room in the queue, and its result is passed to `try_submit`, with the
-    /// list for the moves of the round, as long as it may return [`None`], to try again at once.
+    /// `permit` waits for a free slot in the queue. Its result is passed to `try_submit`. So is the
+    /// list for the moves of the round as long as `try_submit` may return [`None`] to be retried at
+    /// once.
     ///
-    /// For an ioctl outside of the section that an unplug waits for: this waits for room, for moves
-    /// and for other devices. No lock may be held; `try_submit` enters the section.
+    /// For an ioctl outside of the section awaited by an unplug: this waits for a slot, for moves
+    /// and for other devices. No lock may be held. `try_submit` enters the section.
     ///
     /// # Errors
     ///
-    /// `ERESTARTSYS` if a signal arrived, and those of `permit` and `try_submit`.
+    /// `ERESTARTSYS` if a signal arrived. Also returns the errors of `permit` and `try_submit`.
     pub fn submit<P, R>(
         &self,
         permit: impl Fn() -> Result<P>,
@@ -308,8 +309,8 @@ impl<V: DriverGpuVm> Rounds<V> {
             }
             self.await_turns()?;
             self.await_others()?;
-            // The permit is not kept during other waits. A task that has waited for it gives way to
-            // one that has got a turn meanwhile.
+            // The permit is not kept during other waits. After waiting for it, a task gives way to
+            // the owner of a new turn.
             let permit = permit()?;
             if self.has_turns() {
                 continue;
@@ -337,24 +338,23 @@ where
     V: DriverGpuVm<Driver = T::Driver, Object = Object<T>>,
     T: TtmObject,
 {
-    /// Validates all objects, and has `tables` write the entries of those that were evicted. Then
-    /// calls `f`, which can queue a job, with the content that is on its way, without which the job
-    /// must not begin. `private` is the reservation of the VM.
+    /// Validates all objects and has `tables` write the entries of the evicted ones. Then calls
+    /// `f`, which can queue a job, with the content still arriving. The job must not begin before
+    /// this content has arrived. `private` is the reservation of the VM.
     ///
-    /// New entries are used at once by jobs that are under way, which do not depend on the moves of
-    /// the objects. So the moves have to be done before the entries are written. If there are such
-    /// moves, they are added to `moves`, if that is given, and the caller has to wait for them
-    /// without locks, and to try again. Moves of imports, work that may use an old mapping of an
-    /// import, and work of others on an object that can be swapped out, are waited for by
-    /// [`Self::submit`].
+    /// Jobs under way use new entries at once and do not depend on the moves of the objects. So the
+    /// moves have to be done before the entries are written. If `moves` is given, such moves are
+    /// added to it. The caller has to wait for them without locks and try again. [`Self::submit`]
+    /// waits for moves of imports, for work on an old mapping of an import and for work of others
+    /// on a swappable object.
     ///
     /// # Errors
     ///
     /// - `EAGAIN` if there is something to wait for. If `moves` is empty then, the ioctl has to be
     ///   repeated.
-    /// - `EIO` if an object has lost its content, or the device may reach memory of other objects.
-    /// - The errors of [`LockedObject::validate`] and [`LockedObject::placed`], and `ENODEV`.
-    /// - What `f` returns.
+    /// - `EIO` if an object has lost its content or the device may reach memory of other objects.
+    /// - `ENODEV` and the errors of [`LockedObject::validate`] and [`LockedObject::placed`].
+    /// - The errors of `f`.
     pub fn with_valid<R>(
         &self,
         dev: &drm::Device<T::Driver, Registered>,
@@ -383,14 +383,13 @@ where
             let (matters, is_lost) = (object.matters(), object.content.is_lost());
 
             if matters && is_lost {
-                // So that it is validated below, which fails. Cannot fail, because the object is
-                // locked.
+                // So that validation fails below. Cannot fail, because the object is locked.
                 let _ = locked.mark_evicted(&object.vm_bo);
             }
             matters && !is_lost
         });
         let ret = locked.validate(|vm_bo, object| round.bring(vm_bo, object));
-        // The device may have kept that there was nothing.
+        // The device may have cached the absence of an entry.
         if let Some(written) = &round.written {
             let _ = tables.invalidate(written);
         }
@@ -408,14 +407,15 @@ where
                     // Cannot fail, because the object is locked.
                     let _ = locked.mark_evicted(vm_bo);
                 }
-                // Only if that is all, the round is worth being repeated at once.
+                // The round is only worth repeating at once if there is no error and no other work
+                // to wait for.
                 if error.is_some() || !round.foreign.is_empty() {
                     if let Some(moves) = round.moves {
                         moves.clear();
                     }
                 }
                 if !round.foreign.is_empty() {
-                    // The fences that another call has left are those of the same objects.
+                    // The fences left by another call are those of the same objects.
                     let before = mem::replace(&mut *self.waits.foreign.lock(), round.foreign);
 
                     drop(before);
@@ -425,7 +425,7 @@ where
         }
     }
 
-    /// Returns the content that is on its way.
+    /// Returns the content still arriving.
     fn contents(&self) -> Result<KVVec<Arrival>> {
         let arriving = self.arriving.lock();
         let mut contents = KVVec::with_capacity(arriving.len(), GFP_KERNEL_ACCOUNT)?;
@@ -437,7 +437,7 @@ where
     }
 }
 
-/// A round over the evicted objects of an address space, before a job of it is queued.
+/// A round over the evicted objects of an address space before one of its jobs is queued.
 struct Round<'a, V: DriverGpuVm, P: Tables> {
     rounds: &'a Rounds<V>,
     dev: &'a drm::Device<V::Driver, Registered>,
@@ -445,19 +445,19 @@ struct Round<'a, V: DriverGpuVm, P: Tables> {
     tables: &'a P,
     /// No job of the address space is under way.
     is_idle: bool,
-    /// There was no room in VRAM for an object; then no further object is moved there, because TTM
-    /// may have met a lock that it must not wait for, after which it takes no other lock.
+    /// An object did not fit in VRAM. No further object is moved there: TTM may have met a lock it
+    /// must not wait for. After that it takes no other lock.
     full: bool,
-    /// The moves that bring the content of `left`, but for imports; [`None`] if the round waits for
+    /// The moves of the content of `left` except for imports. With [`None`] the round waits for
     /// them itself.
     moves: Option<&'a mut KVVec<ARef<Fence>>>,
-    /// `moves` has those of the private objects, which share a reservation.
+    /// `moves` has those of the private objects. These share a reservation.
     has_private: bool,
-    /// What `left` waits for that may be of any device.
+    /// Fences of any device to wait for because of `left`.
     foreign: KVVec<ARef<Fence>>,
-    /// Objects whose entries were not written.
+    /// Objects without written entries.
     left: KVVec<ARef<GpuVmBo<V>>>,
-    /// The addresses whose entries were written, and those between them.
+    /// The addresses of written entries and those between them.
     written: Option<Range<u64>>,
 }
 
@@ -467,7 +467,7 @@ where
     T: TtmObject,
     P: Tables,
 {
-    /// Takes note of all work on an object, to be waited for before the next round.
+    /// Records all work on an object to wait for before the next round.
     fn note_others(&mut self, resv: &mut LockedResv<'_>) -> Result {
         for fence in resv.fences(Usage::Bookkeep) {
             self.foreign.push(fence.into(), GFP_KERNEL_ACCOUNT)?;
@@ -475,8 +475,8 @@ where
         Ok(())
     }
 
-    /// Decides whether to leave an object, for whose moves or other work the round has to be
-    /// repeated, and takes note of what has to be waited for.
+    /// Decides whether the round has to be repeated for the moves of an object or other work on it.
+    /// Then the object is left and the work to wait for is recorded.
     ///
     /// # Errors
     ///
@@ -506,8 +506,8 @@ where
             _ if import.is_some() => &mut self.foreign,
             Some(moves) => &mut **moves,
             None => {
-                // Moves wait for other devices before they begin, so this one depends on the
-                // device alone.
+                // Moves wait for other devices before they begin, so this one depends on the device
+                // alone.
                 resv.resv().wait(Usage::Kernel, true)?;
                 return Ok(false);
             }
@@ -521,22 +521,22 @@ where
         Ok(true)
     }
 
-    /// Validates an object, so that the device reaches it, and writes the page table entries of its
-    /// mappings, unless the round leaves it.
+    /// Validates an object for the device and writes the page table entries of its mappings. The
+    /// round may leave the object instead.
     ///
-    /// An object that may be placed in VRAM is moved there, and other objects are evicted for that.
-    /// If there is no room, it is used in system memory.
+    /// If an object may be placed in VRAM, it is moved there and other objects are evicted for
+    /// that. If it does not fit, it is used in system memory.
     ///
     /// # Errors
     ///
-    /// The errors of [`LockedObject::validate`] and [`LockedObject::placed`], and `ENODEV`.
+    /// `ENODEV` and the errors of [`LockedObject::validate`] and [`LockedObject::placed`].
     fn bring(&mut self, vm_bo: &GpuVmBo<V>, object: &mut LockedObject<'_, Object<T>>) -> Result {
         let mut ctx = OpCtx::interruptible();
 
         let is_import = object.object().as_import().is_some();
 
-        // To bring it back from where it can be swapped out would have to wait for others. (An
-        // import has no memory here.)
+        // Restoring it from swappable system memory would have to wait for others. (An import has
+        // no memory here.)
         if !is_import && object.mem_type() == Some(MemType::System) && object.would_wait() {
             self.note_others(&mut object.resv())?;
             return Ok(self.left.push(vm_bo.into(), GFP_KERNEL)?);
@@ -548,7 +548,7 @@ where
             let is_in_vram =
                 |object: &LockedObject<'_, Object<T>>| object.mem_type() == Some(MemType::Vram);
 
-            // In system memory it is reached as well, which is better than to wait for others.
+            // The device also reaches it in system memory. This is better than to wait for others.
             let stays = object.mem_type() == Some(MemType::Tt) && object.would_wait();
 
             if domain == Domain::Either && !is_in_vram(object) && !self.full && !stays {
@@ -560,7 +560,7 @@ where
             match domain {
                 Domain::Either if is_in_vram(object) => object.touch(),
                 Domain::Either => object.validate(&[Place::TT], &mut ctx)?,
-                // An object that stays in VRAM evicts no other one.
+                // An object staying in VRAM evicts no other one.
                 Domain::Vram | Domain::System => object.validate(&domain.places(), &mut ctx)?,
             }
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! KUnit suite for VMs whose objects are evicted.
+//! KUnit suite for the eviction of objects of VMs.
 
 use crate::prelude::*;
 
@@ -43,7 +43,7 @@ mod cases {
     /// With `CONFIG_DEBUG_WW_MUTEX_SLOWPATH` one in sixteen contexts meets a contention.
     const RUNS: u32 = 64;
 
-    /// Whether the kernel makes contentions. On PREEMPT_RT it does not, in spite of the option.
+    /// Whether the kernel simulates contentions. On PREEMPT_RT it does not in spite of the option.
     const CONTENDS: bool = cfg!(all(CONFIG_DEBUG_WW_MUTEX_SLOWPATH, not(CONFIG_PREEMPT_RT)));
 
     const PAGE: u64 = PAGE_SIZE as u64;
@@ -94,7 +94,7 @@ mod cases {
         }
     }
 
-    /// A VM, which is empty when it is dropped.
+    /// A VM. It is empty when it is dropped.
     struct Space<const KIND: u32> {
         unique: UniqueRefGpuVm<Vm<KIND>>,
         resv: SharedResv<Driver>,
@@ -156,7 +156,7 @@ mod cases {
         }
 
         fn listed_while_locked(&self) -> usize {
-            // SAFETY: The reservation, which guards the list, is held.
+            // SAFETY: The reservation guarding the list is held.
             unsafe { Entries::new(&raw mut (*self.unique.as_raw()).evict.list) }.count()
         }
     }
@@ -168,7 +168,7 @@ mod cases {
         }
     }
 
-    /// A device, which is dropped after its parts.
+    /// A device. It is dropped after its parts.
     struct Bench {
         drm: UnregisteredDevice<Driver>,
         _faux: faux::Registration,
@@ -189,7 +189,7 @@ mod cases {
             Object::new(&self.drm, PAGES * PAGE_SIZE, ())
         }
 
-        /// Makes an object that shares a reservation, which the caller keeps.
+        /// Creates an object sharing a reservation kept by the caller.
         fn object_in(&self, resv: &SharedResv<Driver>) -> Result<ARef<Object>> {
             let object = self.object()?;
 
@@ -200,11 +200,11 @@ mod cases {
     }
 
     fn resv(obj: &Object) -> &DmaResv {
-        // SAFETY: The object is valid, and its reservation lives as long.
+        // SAFETY: The object is valid and its reservation lives as long.
         unsafe { DmaResv::from_raw((*IntoGEMObject::as_raw(obj)).resv) }
     }
 
-    /// Does what a move does to the mappings of an object.
+    /// Marks the mappings of an object as a move does.
     ///
     /// # Safety
     ///
@@ -227,8 +227,7 @@ mod cases {
             .new_fence())
     }
 
-    /// Locks and validates a VM, and returns the number of objects for which `bring` was called in
-    /// the last round.
+    /// Locks and validates a VM. Returns for how many objects `bring` was called in the last round.
     fn validate<const KIND: u32>(
         space: &Space<KIND>,
         mut bring: impl FnMut(&Object) -> Result,
@@ -270,7 +269,7 @@ mod cases {
 
         evict(&object);
         assert_eq!([a.listed(), b.listed(), c.listed()], [1, 0, 0]);
-        // Evicting it twice is the same as once.
+        // A second eviction makes no difference.
         evict(&object);
         assert_eq!([a.listed(), b.listed(), c.listed()], [1, 0, 0]);
 
@@ -289,7 +288,7 @@ mod cases {
             Ok(())
         };
 
-        // Each VM has to bring it back for itself.
+        // Each VM has to restore it for itself.
         assert_eq!(validate(&b, only), Ok(1));
         assert_eq!(validate(&b, |_| Err(EIO)), Ok(0));
         assert_eq!(validate(&a, only), Ok(1));
@@ -414,8 +413,8 @@ mod cases {
         Ok(())
     }
 
-    /// The contended object is locked first in the next round, and may not belong to the VM any
-    /// more. Another object may share its reservation.
+    /// The contended object is locked first in the next round. It may no longer belong to the VM.
+    /// Another object may share its reservation.
     #[test]
     fn contended_object_may_be_unmapped() -> Result {
         let bench = Bench::new()?;
@@ -474,7 +473,7 @@ mod cases {
                 slot.add_fence(job.fence(), Usage::Bookkeep, Usage::Bookkeep);
             }
             for wanted in [a.resv.resv(), resv(&external)] {
-                // SAFETY: The reservation is held, and there is no other view.
+                // SAFETY: The reservation is held and there is no other view.
                 let view = unsafe { LockedResv::from_raw(wanted.as_raw()) };
                 assert_eq!(view.fences(Usage::Bookkeep).count(), 40);
             }
@@ -521,7 +520,7 @@ mod cases {
                 let again = locked.context().prepare_obj(&*external, 0);
                 assert_eq!(again.err(), Some(EALREADY));
                 locked.context().prepare_obj(&*unrelated, 1)?;
-                // The object is locked, and does not belong to the VM.
+                // The object is locked and does not belong to the VM.
                 assert!(locked.object(&unrelated).is_none());
                 let fence = fence()?;
                 locked
@@ -536,7 +535,7 @@ mod cases {
                 Ok(())
             })?;
 
-            // An object that was never at its place is brought there.
+            // An object never moved to its place is moved there.
             let mut calls = 0;
             Exec::run(Flags::default(), |ctx| {
                 let mut locked = ctx.lock_vm(&a.unique)?;
@@ -591,7 +590,7 @@ mod cases {
         Ok(())
     }
 
-    /// The content of a page of a VM: the number of the object, and the page of the object.
+    /// The content of a page of a VM: the number of the object and the page of the object.
     type Shown = Option<(usize, usize)>;
 
     /// Compares the result of the walk for an object with the mappings of the VMs of a kind.

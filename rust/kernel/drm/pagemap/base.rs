@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The part that all drivers have in common.
+//! The part common to all drivers.
 //!
 //! # Locking
 //!
-//! The list of chunks has a mutex, which is taken inside the `mmap_lock` of a process, and inside
-//! of reservations. No other lock is taken while it is held.
+//! The list of chunks has a mutex. It is taken inside the `mmap_lock` of a process and inside
+//! reservations. No other lock is taken while it is held.
 
 use super::chunk::Chunk;
 use crate::{
@@ -52,14 +52,15 @@ use core::ops::Range;
 /// Areas with one of these flags are mappings of a driver, `VM_SPECIAL`.
 const VM_SPECIAL: vm_flags_t = flags::IO | flags::DONTEXPAND | flags::PFNMAP | flags::MIXEDMAP;
 
-/// After how many attempts to move everything back, a millisecond apart, a message is logged.
+/// How many attempts to move everything back are made before a message is logged. They are a
+/// millisecond apart.
 const PATIENCE: u32 = 10_000;
 
-/// The chunks that exist.
+/// The existing chunks.
 struct Chunks {
     /// The chunks by the number of their first page.
     by_page: RBTree<usize, Arc<Chunk>>,
-    /// The chunks in the order in which they were made, see [`Chunk::age`].
+    /// The chunks in the order of their creation: see [`Chunk::age`].
     by_age: RBTree<u64, Arc<Chunk>>,
     /// The number of the next chunk.
     next: u64,
@@ -77,15 +78,15 @@ fn new_chunks() -> Result<Pin<KBox<Mutex<Chunks>>>> {
     KBox::pin_init(new_mutex!(chunks, "drm::pagemap::Base::chunks"), GFP_KERNEL)
 }
 
-/// The C structure, with the initial reference to it.
+/// The C structure and the initial reference to it.
 ///
-/// The C code takes a reference to the module of the driver, which would keep the module from being
-/// unloaded while a device is bound. That reference is put early, and taken again before the C code
-/// puts it, because the driver waits for that when it is unbound.
+/// The C code takes a reference to the module of the driver. This reference would prevent unloading
+/// the module while a device is bound. So it is put early and taken again before the C code puts
+/// it. The module stays until then, because the driver waits for this put when it is unbound.
 ///
 /// # Invariants
 ///
-/// `raw` was initialized, and its first reference was not put.
+/// `raw` was initialized and its first reference was not put.
 #[pin_data(PinnedDrop)]
 struct Handle {
     #[pin]
@@ -98,34 +99,34 @@ struct Handle {
 #[pinned_drop]
 impl PinnedDrop for Handle {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: By the type invariant. The module is loaded: its code has made the device, and is
-        // waiting for this function.
+        // SAFETY: By the type invariant. The module is loaded, because its code has created the
+        // device and is waiting for this function.
         unsafe {
             bindings::__module_get(module((*self.raw.get()).drm));
             bindings::drm_pagemap_put(self.raw.get());
         }
-        // Each chunk had a reference, and all chunks are gone: this does not wait for long.
+        // Each chunk had a reference and all chunks are gone. So this does not wait for long.
         self.released.wait_for_completion();
-        // SAFETY: The function has no requirements. It waits for the worker that puts references.
+        // SAFETY: The function has no requirements. It waits for the worker putting references.
         unsafe { bindings::drm_pagemap_flush() };
     }
 }
 
-/// Returns the module of the driver of a DRM device, null if it is built in.
+/// Returns the module of the driver of a DRM device or null if it is built in.
 ///
 /// # Safety
 ///
 /// `drm` must be valid.
 unsafe fn module(drm: *mut bindings::drm_device) -> *mut bindings::module {
-    // SAFETY: A valid device has a driver, which is static, as its file operations are.
+    // SAFETY: A valid device has a driver. The driver and its file operations are static.
     unsafe { (*(*(*drm).driver).fops).owner }
 }
 
-/// Initializes the C structure, without a reference to the module.
+/// Initializes the C structure without a reference to the module.
 ///
 /// # Errors
 ///
-/// `ENODEV` if the module is being unloaded, and those of `drm_pagemap_init()`.
+/// `ENODEV` if the module is being unloaded. Also returns the errors of `drm_pagemap_init()`.
 ///
 /// # Safety
 ///
@@ -137,7 +138,7 @@ unsafe fn init_without_module(
     ops: &'static bindings::drm_pagemap_ops,
 ) -> Result {
     // SAFETY: As the caller promises. The C code does not check whether it gets its reference to
-    // the module; it can get one, because there is one already.
+    // the module. It can get one, because there is one already.
     unsafe {
         let module = module(drm);
 
@@ -153,25 +154,25 @@ unsafe fn init_without_module(
     }
 }
 
-/// Reports that all references were put. May be called in any context; the memory belongs to
+/// Reports that all references were put. May be called in any context. The memory belongs to
 /// [`Base`].
 ///
 /// # Safety
 ///
-/// Called by the C code with the structure of a [`Handle`], when its last reference is put.
+/// Called by the C code with the structure of a [`Handle`] when its last reference is put.
 pub(super) unsafe extern "C" fn destroy(dpagemap: *mut bindings::drm_pagemap, _is_atomic: bool) {
     let raw = Opaque::cast_from(dpagemap).cast_mut();
 
-    // SAFETY: The operations are for a `Handle` only, which waits for this.
+    // SAFETY: The operations are for a `Handle` only. It waits for this.
     let handle = unsafe { &*crate::container_of!(raw, Handle, raw) };
 
     handle.released.complete_all();
 }
 
-/// The pages of a device, and the chunks that have some of them.
+/// The pages of a device and the chunks owning some of them.
 ///
-/// Dropping it moves everything back. The fields are dropped in this order: the pages, which waits
-/// until none is in use; the reference of the C code to the device and its module; and the queue.
+/// Dropping it moves everything back. The fields are dropped in this order: the pages, once none is
+/// in use; the reference of the C code to the device and its module; and the queue.
 #[pin_data(PinnedDrop)]
 pub(super) struct Base {
     #[pin]
@@ -179,21 +180,21 @@ pub(super) struct Base {
     #[pin]
     handle: Handle,
     chunks: Pin<KBox<Mutex<Chunks>>>,
-    /// How many bytes the chunks have.
+    /// How many bytes belong to chunks.
     held: Atomic<u64>,
     /// How many pages were moved back.
     moved_back: Atomic<u64>,
     queue: OwnedQueue,
 }
 
-// SAFETY: The C structures have locks of their own, or are constant.
+// SAFETY: The C structures have locks of their own or are constant.
 unsafe impl Send for Base {}
 
 // SAFETY: As for `Send`.
 unsafe impl Sync for Base {}
 
 impl Base {
-    /// Makes the pages of `size` bytes of memory of `drm`.
+    /// Creates the pages of `size` bytes of memory of `drm`.
     ///
     /// # Errors
     ///
@@ -201,8 +202,8 @@ impl Base {
     ///
     /// # Safety
     ///
-    /// `drm` must be valid. `page_ops` must have the functions of the DRM core, and a function
-    /// `p2p_page`. `ops` must have [`destroy`], and a function that populates.
+    /// `drm` must be valid. `page_ops` must have the functions of the DRM core and a function
+    /// `p2p_page`. `ops` must have [`destroy`] and a populate function.
     pub(super) unsafe fn new(
         drm: *mut bindings::drm_device,
         page_ops: bindings::dev_pagemap_ops,
@@ -210,24 +211,24 @@ impl Base {
         size: usize,
     ) -> Result<impl PinInit<Self, Error>> {
         let chunks = new_chunks()?;
-        // Tasks that allocate memory may wait for the work that frees chunks.
+        // Memory allocations may wait for the work freeing chunks.
         let queue = OwnedQueue::new(c"drm_pagemap", true)?;
-        // SAFETY: As the caller promises; the DRM device keeps its parent.
+        // SAFETY: As the caller promises. The DRM device keeps its parent.
         let nid = unsafe { bindings::dev_to_node((*drm).dev) };
-        // SAFETY: The functions of the DRM core are for pages to which it migrates, as all of these
-        // are.
+        // SAFETY: The functions of the DRM core are for pages to which it migrates. All of these
+        // pages are.
         let pages = unsafe { PrivatePages::new(page_ops, size, nid, c"drm_pagemap") }?;
 
         Ok(try_pin_init!(&this in Self {
             pages <- pages,
             handle <- {
-                // SAFETY: `this` is the memory of the value, whose pages were just initialized.
+                // SAFETY: `this` is the memory of the value and its pages were just initialized.
                 let pagemap = unsafe { &(*this.as_ptr()).pages }.as_raw();
 
                 try_pin_init!(Handle {
                     raw <- Opaque::try_ffi_init(move |raw| {
-                        // SAFETY: `raw` is memory for the structure, and the pages stay where they
-                        // are. The device is valid, and the operations are static.
+                        // SAFETY: `raw` is memory for the structure and the pages stay where they
+                        // are. The device is valid and the operations are static.
                         unsafe { init_without_module(raw, pagemap, drm, ops) }
                     }),
                     released <- Completion::new(),
@@ -246,7 +247,7 @@ impl Base {
         self.handle.raw.get()
     }
 
-    /// Returns the value that a C structure belongs to.
+    /// Returns the value owning a C structure.
     ///
     /// # Safety
     ///
@@ -262,7 +263,7 @@ impl Base {
         }
     }
 
-    /// Returns the value that the pages of `pgmap` belong to.
+    /// Returns the value owning the pages of `pgmap`.
     ///
     /// # Safety
     ///
@@ -283,13 +284,13 @@ impl Base {
         &self.queue
     }
 
-    /// Returns how many bytes the chunks have.
+    /// Returns how many bytes belong to chunks.
     #[inline]
     pub(super) fn held(&self) -> u64 {
         self.held.load(Relaxed)
     }
 
-    /// Returns how many bytes of the pages `range` the chunks have.
+    /// Returns how many bytes of the pages `range` belong to chunks.
     pub(super) fn held_in(&self, range: &Range<usize>) -> u64 {
         if range.start == 0 && range.end >= self.pages.count() {
             return self.held();
@@ -315,18 +316,18 @@ impl Base {
         self.moved_back.load(Relaxed)
     }
 
-    /// Counts pages that are moved back.
+    /// Counts pages moved back.
     pub(super) fn count_moved_back(&self, pages: u64) {
         self.moved_back.fetch_add(pages, Relaxed);
     }
 
-    /// Returns the number that the next chunk will have, see [`Chunk::age`].
+    /// Returns the number of the next chunk: see [`Chunk::age`].
     pub(super) fn now(&self) -> u64 {
         self.chunks.lock().next
     }
 
-    /// Returns the end of the area of a process that has the address `at`, and whether it is
-    /// private anonymous memory, because no other memory can be migrated.
+    /// Returns the end of the area of a process containing the address `at`. Also returns whether
+    /// the area is private anonymous memory, because no other memory can be migrated.
     ///
     /// # Errors
     ///
@@ -334,7 +335,7 @@ impl Base {
     ///
     /// # Safety
     ///
-    /// The caller must hold the `mmap_lock` of the process, for reading at least.
+    /// The caller must hold the `mmap_lock` of the process at least for reading.
     pub(super) unsafe fn area(mm: *mut bindings::mm_struct, at: usize) -> Result<(usize, bool)> {
         // SAFETY: As the caller promises.
         let area = unsafe { bindings::vma_lookup(mm, at) };
@@ -358,15 +359,15 @@ impl Base {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `offset` is not a multiple of `size`, or not inside the memory of the device.
+    /// - `EINVAL` if `offset` is not a multiple of `size` or not inside the memory of the device.
     /// - `EEXIST` if another chunk has a part of it.
-    /// - `EBUSY` if not all of the memory of the process can move, or if it has just moved.
+    /// - `EBUSY` if not all of the memory of the process can move or if it has just moved.
     /// - `EAGAIN` if the device is suspended.
     /// - `ENOMEM` if memory runs out, and the error of the copy.
     ///
     /// # Safety
     ///
-    /// The caller must hold the `mmap_lock` of the process, for reading at least. For `ops` see
+    /// The caller must hold the `mmap_lock` of the process at least for reading. For `ops` see
     /// [`Chunk::new`]. `size` must be that of a chunk.
     pub(super) unsafe fn migrate(
         &self,
@@ -386,7 +387,7 @@ impl Base {
             return Err(EINVAL);
         }
         // The caller keeps the device active meanwhile.
-        // SAFETY: The DRM device is valid, and keeps its DMA device.
+        // SAFETY: The DRM device is valid and keeps its DMA device.
         let runtime_guard =
             RuntimeGuard::if_active(unsafe { dma_device((*self.as_raw()).drm) }).ok_or(EAGAIN)?;
         // SAFETY: The value waits for its chunks. All else is as the caller promises.
@@ -402,7 +403,7 @@ impl Base {
         let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
         let mut chunks = self.chunks.lock();
 
-        // A page must not be initialized twice, even if the driver allocates wrongly.
+        // A page must not be initialized twice even if the driver allocates wrongly.
         if find(&chunks.by_page, chunk.end() - 1).is_some_and(|before| before.end() > chunk.first())
         {
             drop(chunks);
@@ -418,7 +419,7 @@ impl Base {
         Ok(())
     }
 
-    /// Removes a chunk of which no page is in use.
+    /// Removes a chunk without pages in use.
     pub(super) fn remove(&self, chunk: &Arc<Chunk>) {
         let nodes = {
             let mut chunks = self.chunks.lock();
@@ -434,7 +435,7 @@ impl Base {
         drop(nodes);
     }
 
-    /// Moves back the chunk that has page `index`, if there is one.
+    /// Moves back the chunk containing page `index` if there is one.
     ///
     /// # Errors
     ///
@@ -448,9 +449,9 @@ impl Base {
         }
     }
 
-    /// Moves back chunks with pages in `range` that were made before the chunk with the number
-    /// `until`, the oldest first, until these had `bytes` bytes. Returns how many bytes they had.
-    /// Chunks that are in use stay.
+    /// Moves back the oldest chunks with pages in `range` until these had `bytes` bytes. Only
+    /// chunks older than the chunk with the number `until` are moved. Chunks in use stay. Returns
+    /// how many bytes the moved chunks had.
     pub(super) fn evict_oldest(&self, range: &Range<usize>, until: u64, bytes: u64) -> u64 {
         let (mut freed, mut next) = (0, 0);
 
@@ -477,24 +478,24 @@ impl Base {
         freed
     }
 
-    /// Moves back all chunks, and waits until they are released. Returns whether all of them are:
-    /// some may be in use, or new.
+    /// Moves back all chunks and waits until they are released. Returns whether all of them are.
+    /// Some may be in use or new.
     pub(super) fn try_evict_all(&self) -> bool {
         self.evict_oldest(&(0..usize::MAX), u64::MAX, u64::MAX);
         self.chunks.lock().by_page.is_empty()
     }
 
-    /// Moves back all chunks, and waits until the last one is released.
+    /// Moves back all chunks and waits until the last one is released.
     ///
-    /// The caller prevents new chunks. Pages that cannot be moved just now are tried again until
-    /// they can be, or are freed.
+    /// The caller prevents new chunks. If a page cannot be moved, the move is retried until it
+    /// succeeds or the page is freed.
     fn evict_all(&self) {
         let mut attempts: u32 = 0;
 
         while !self.try_evict_all() {
             attempts = attempts.saturating_add(1);
             if attempts == PATIENCE {
-                // SAFETY: The DRM device is valid, and keeps its DMA device.
+                // SAFETY: The DRM device is valid and keeps its DMA device.
                 let dev = unsafe { dma_device((*self.as_raw()).drm) };
 
                 dev_warn!(
@@ -505,12 +506,12 @@ impl Base {
             }
             fsleep(Delta::from_millis(1));
         }
-        // This waits for chunks that were being released while the list was checked.
+        // This waits for chunks being released while the list was checked.
         self.queue.flush();
     }
 }
 
-/// Returns the last chunk that does not begin behind page `index`.
+/// Returns the last chunk beginning at or before page `index`.
 fn find(chunks: &RBTree<usize, Arc<Chunk>>, index: usize) -> Option<&Arc<Chunk>> {
     match chunks.cursor_lower_bound(&index) {
         Some(cursor) => {

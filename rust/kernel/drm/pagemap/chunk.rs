@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Memory of a device that takes the place of a piece of the memory of a process.
+//! Memory of a device used in place of a piece of the memory of a process.
 
 use super::base::Base;
 use crate::{
@@ -33,17 +33,17 @@ use core::{
     }, //
 };
 
-/// The maximal size of memory that migrates at once.
+/// The maximum size of memory migrated at once.
 ///
-/// A folio of this size is one entry of a page table, for pages of 4 KiB.
+/// With pages of 4 KiB a folio of this size is one page table entry.
 pub(super) const LARGEST: usize = if PAGE_SIZE > crate::sizes::SZ_2M {
     PAGE_SIZE
 } else {
     crate::sizes::SZ_2M
 };
 
-/// Returns the size of the largest chunk that begins at the address `at` and ends at `end`, which
-/// is above it: a power of two that the address is a multiple of.
+/// Returns the size of the largest chunk beginning at the address `at` and not reaching beyond
+/// `end`. The size is a power of two and `at` is a multiple of it. `end` is above `at`.
 ///
 /// Both are multiples of the page size.
 pub(super) fn largest(at: usize, end: usize) -> usize {
@@ -54,15 +54,15 @@ pub(super) fn largest(at: usize, end: usize) -> usize {
     LARGEST.min(fits).min(aligned)
 }
 
-/// A chunk: memory of the device, and the process whose memory it is.
+/// A chunk: memory of the device used for the memory of a process.
 ///
-/// One reference belongs to the C code, from the call of `drm_pagemap_migrate_to_devmem()` until it
-/// calls [`release`]. Then a worker puts the one of [`Base`], and with it the allocation.
+/// One reference belongs to the C code from the call of `drm_pagemap_migrate_to_devmem()` until it
+/// calls [`release`]. Then a worker puts the reference of [`Base`] and thus drops the allocation.
 ///
 /// # Invariants
 ///
 /// - `base` is valid: it waits for its chunks before it is dropped.
-/// - The pages `first..first + count` belong to `alloc`, and to no other chunk.
+/// - The pages `first..first + count` belong to `alloc` and to no other chunk.
 #[pin_data]
 pub(super) struct Chunk {
     #[pin]
@@ -73,8 +73,8 @@ pub(super) struct Chunk {
     /// See [`Self::age`].
     age: Atomic<u64>,
     _alloc: KBox<dyn Send + Sync>,
-    /// A runtime PM guard: the CPU accesses the memory where it cannot resume the device, and other
-    /// devices access it without asking.
+    /// A runtime PM guard: the CPU accesses the memory in contexts where the device cannot be
+    /// resumed. Other devices access it without asking.
     _runtime_guard: RuntimeGuard,
     #[pin]
     work: Work<Chunk>,
@@ -84,7 +84,7 @@ impl_has_work! {
     impl HasWork<Self> for Chunk { self.work }
 }
 
-// SAFETY: The C structure is constant except for a completion and a time; the rest may be used from
+// SAFETY: The C structure is constant except for a completion and a time. The rest may be used from
 // any task.
 unsafe impl Send for Chunk {}
 
@@ -92,12 +92,12 @@ unsafe impl Send for Chunk {}
 unsafe impl Sync for Chunk {}
 
 impl Chunk {
-    /// Makes a chunk of the memory of `alloc`, with the pages from `first` on.
+    /// Creates a chunk of the memory of `alloc` with the pages from `first` on.
     ///
     /// # Safety
     ///
     /// `base` must be valid until the chunk is gone. `ops` must be that of a
-    /// [`Driver`](super::Driver), with the functions of this file.
+    /// [`Driver`](super::Driver) with the functions of this file.
     // Not inlined, so that the lock class of the work and its name stay in the kernel crate.
     #[inline(never)]
     pub(super) unsafe fn new(
@@ -108,11 +108,12 @@ impl Chunk {
         ops: &'static bindings::drm_pagemap_devmem_ops,
     ) -> Result<Arc<Self>> {
         let dpagemap = base.as_raw();
-        // SAFETY: The DRM device is valid, and keeps its DMA device while `base` is.
+        // SAFETY: The DRM device is valid and keeps its DMA device while `base` is.
         let dev = unsafe { dma_device((*dpagemap).drm) }.as_raw();
         let init = |raw: *mut bindings::drm_pagemap_devmem| {
-            // SAFETY: `raw` is memory for the structure. All that it points to is valid as long as
-            // the chunk; the device is, because the copies are over when its driver is unbound.
+            // SAFETY: `raw` is memory for the structure. Everything it points to is valid as long
+            // as the chunk. The device is too, because the copies are over when its driver is
+            // unbound.
             unsafe {
                 raw.write_bytes(0, 1);
                 bindings::drm_pagemap_devmem_init(
@@ -151,7 +152,7 @@ impl Chunk {
     /// Returns the number of the page after the last one.
     #[inline]
     pub(super) fn end(&self) -> usize {
-        // OVERFLOW: By the type invariant, both are numbers of pages that exist.
+        // OVERFLOW: By the type invariant both are numbers of existing pages.
         self.first + self.count
     }
 
@@ -162,13 +163,13 @@ impl Chunk {
         (self.count * PAGE_SIZE) as u64
     }
 
-    /// Returns the number of the chunk in the order in which chunks are made.
+    /// Returns the number of the chunk in the order of creation.
     #[inline]
     pub(super) fn age(&self) -> u64 {
         self.age.load(Relaxed)
     }
 
-    /// Sets the number that [`Self::age`] returns, before other code knows the chunk.
+    /// Sets the number returned by [`Self::age`]. No other code may know the chunk yet.
     #[inline]
     pub(super) fn set_age(&self, age: u64) {
         self.age.store(age, Relaxed);
@@ -179,14 +180,13 @@ impl Chunk {
     /// # Safety
     ///
     /// The caller must hold the `mmap_lock` of the process `mm` for reading at least. The range
-    /// must be as long as the chunk, and nothing may have been migrated to the chunk before.
+    /// must be as long as the chunk. Nothing may have been migrated to the chunk before.
     pub(super) unsafe fn migrate(
         self: Arc<Self>,
         mm: *mut bindings::mm_struct,
         range: Range<usize>,
     ) -> Result {
-        // The CPU does not wait for the memory at a fault, and no pages of other devices are
-        // migrated.
+        // The CPU does not wait for the memory at a fault. No pages of other devices are migrated.
         let details = bindings::drm_pagemap_migrate_details::default();
         // SAFETY: The pointer is that of a chunk.
         let devmem = Opaque::cast_into(unsafe { &raw const (*Arc::into_raw(self)).raw });
@@ -197,14 +197,14 @@ impl Chunk {
         })
     }
 
-    /// Moves all of the memory back to the processes that have it.
+    /// Moves all of the memory back to the processes owning it.
     ///
     /// # Errors
     ///
     /// - `EBUSY` if some of it is in use just now.
     /// - `ENOMEM` if memory runs out, and the error of the copy.
     pub(super) fn evict(&self) -> Result {
-        // SAFETY: The chunk is valid, and the C code takes no reference of it.
+        // SAFETY: The chunk is valid and the C code takes no reference to it.
         to_result(unsafe { bindings::drm_pagemap_evict_to_ram(self.raw.get()) })
     }
 
@@ -225,21 +225,21 @@ impl WorkItem for Chunk {
     fn run(this: Arc<Self>) {
         // SAFETY: By the type invariant.
         unsafe { this.base.as_ref() }.remove(&this);
-        // The allocation is dropped with the last reference, here or where the chunk is evicted.
+        // The allocation is dropped with the last reference here or where the chunk is evicted.
     }
 }
 
-/// Releases a chunk of which no page is in use any more. May be called in any context.
+/// Releases a chunk without pages in use. May be called in any context.
 ///
 /// # Safety
 ///
-/// Called by the C code, once, with the structure of a [`Chunk`] that it got by [`Chunk::migrate`].
+/// Called once by the C code with the structure of a [`Chunk`] passed to it by [`Chunk::migrate`].
 pub(super) unsafe extern "C" fn release(raw: *mut bindings::drm_pagemap_devmem) {
-    // SAFETY: The C code gives up the reference that `Chunk::migrate()` has passed to it.
+    // SAFETY: The C code gives up the reference passed to it by `Chunk::migrate()`.
     let chunk = unsafe { Arc::from_raw(Chunk::from_raw(raw)) };
     let base = chunk.base;
 
-    // SAFETY: `base` waits for the chunk, and so for this work.
+    // SAFETY: `base` waits for the chunk and thus for this work.
     let queue = unsafe { base.as_ref() }.queue();
     // If the chunk is on the queue already, that work releases it.
     let _ = queue.enqueue(chunk);
@@ -249,7 +249,7 @@ pub(super) unsafe extern "C" fn release(raw: *mut bindings::drm_pagemap_devmem) 
 ///
 /// # Safety
 ///
-/// Called by the C code with the structure of a [`Chunk`], and an array of `npages` elements.
+/// Called by the C code with the structure of a [`Chunk`] and an array of `npages` elements.
 pub(super) unsafe extern "C" fn populate(
     raw: *mut bindings::drm_pagemap_devmem,
     npages: c_ulong,

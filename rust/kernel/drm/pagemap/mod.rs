@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Memory of a device that takes the place of memory of a process.
+//! Device-private memory: memory of a device used in place of memory of a process.
 //!
-//! A driver with a [`Registration`] moves pieces of the anonymous memory of a process to the memory
-//! of its device, by [`migrate()`]. The process keeps its addresses; the entries of its page
-//! table name device-private pages. An access by the CPU faults, and moves the piece back. A driver
-//! that needs the memory moves pieces back by [`PageMap::evict`], and dropping the registration
+//! A driver with a [`Registration`] migrates pieces of the anonymous memory of a process to the
+//! memory of its device by [`migrate()`]. The process keeps its addresses, but its page table
+//! entries name device-private pages. An access by the CPU faults and moves the piece back. If the
+//! driver needs the memory, it moves pieces back by [`PageMap::evict`]. Dropping the registration
 //! moves everything back.
 //!
-//! A piece, which is called a chunk, is a power of two in size, 4 KiB to 2 MiB, within one area of
-//! the process, and at an address that is a multiple of its size. The allocation that the driver
-//! makes for it, [`Driver::alloc`], has the same alignment in the memory of the device, and is in
-//! one piece. It is dropped by a work item when no page of it is in use any more: when all of it
-//! has moved back, or the process has freed it. After a `fork()` several processes may have a page.
+//! A piece is called a chunk. Its size is a power of two from 4 KiB to 2 MiB. It is within one area
+//! of the process and its address is a multiple of its size. The allocation for it,
+//! [`Driver::alloc`], is contiguous and has the same alignment in the memory of the device. A work
+//! item drops the allocation once no page of it is in use: all of it has moved back or the process
+//! has freed it. After a `fork()` several processes may have a page.
 //!
-//! If a BAR shows the memory and has struct pages, [`BarPages`], each device-private page has an
-//! alias, by which other PCI devices access it without a move: see [`P2pPage`].
+//! If the memory is visible in a BAR with struct pages, [`BarPages`], each device-private page has
+//! an alias. Other PCI devices access the page by the alias without a move: see [`P2pPage`].
 //!
 //! Chunks are small where a range is not aligned or where VRAM is fragmented. A fault moves one
-//! chunk back. No block of VRAM belongs to a chunk and an object: both come from one allocator.
+//! chunk back. Chunks and objects share no block of VRAM: both come from one allocator.
 //!
 //! # Adoption
 //!
@@ -55,32 +55,33 @@
 //! | [`P2pPage`] | maybe the RCU read lock: this is not code of a driver |
 //!
 //! The locks have the order of a page fault: the mmap lock before reservations before the locks of
-//! folios. An eviction only tries the latter.
+//! folios. An eviction only tries to lock folios.
 //!
-//! The copies take no lock that is held where a process faults, or where memory is reclaimed, such
-//! as a reservation. Migrations, evictions, [`PageMap::flush`] and an unbind wait for the work
-//! item, with the locks of their callers held, so the drop of an allocation takes no lock under
-//! which user memory is accessed, and none that such a caller holds.
+//! The copies take no lock held during page faults or reclaim, such as a reservation. Migrations,
+//! evictions, [`PageMap::flush`] and an unbind wait for the work item with the locks of their
+//! callers held. So the drop of an allocation takes no lock of such a caller and no lock under
+//! which user memory is accessed.
 //!
 //! # Sharing
 //!
-//! If objects use the same memory, the driver connects the two: objects that need room get it from
-//! a [`PageMap`], which is a [`Reclaim`], and chunks get it by [`Driver::make_room`]. Jobs may
-//! still read memory that objects have left, and [`ttm::Device::alloc_block`] waits for these jobs.
-//! See [`Reclaim`] for the policy. Chunks are evicted in the order in which they were made, because
-//! it is not known when they are accessed.
+//! If objects use the same memory, the driver connects the two. Objects get space from a
+//! [`PageMap`], which is a [`Reclaim`]. Chunks get it by [`Driver::make_room`]. Jobs may still read
+//! memory left by objects, so [`ttm::Device::alloc_block`] waits for these jobs. See [`Reclaim`]
+//! for the policy. Chunks are evicted in the order of their creation, because their accesses are
+//! unknown.
 //!
 //! # Power management
 //!
-//! As long as there is a chunk the device is kept active: a fault by the CPU cannot resume it,
-//! because the callbacks that do take locks which are held there, and other devices do not ask
-//! before they access an alias. Before the system sleeps a driver moves everything back,
-//! [`PageMap::evict_all`]. A driver that resets its device drops the [`Registration`] before that,
-//! while the memory still has its content.
+//! The device is kept active as long as there is a chunk. A fault by the CPU cannot resume it,
+//! because the resume callbacks take locks held by the fault. Other devices do not ask before they
+//! access an alias. Before the system sleeps a driver moves everything back by
+//! [`PageMap::evict_all`]. Before a driver resets its device it drops the [`Registration`] while
+//! the memory still has its content.
 //!
 //! # Examples
 //!
-//! The driver of a device whose BAR shows all of its memory. Its copies are no faster than the CPU:
+//! The driver of a device with all of its memory visible in a BAR. Its copies are no faster than
+//! the CPU:
 //!
 //! ```
 //! use kernel::{
@@ -198,30 +199,29 @@ type RegistrationData<'a, T> = <<T as Driver>::Drm as drm::Driver>::Registration
 /// How many attempts to allocate a chunk are made before smaller ones are tried.
 const ATTEMPTS: usize = 3;
 
-/// How many attempts to move everything back are made, a millisecond apart.
+/// How many attempts to move everything back are made. They are a millisecond apart.
 const EVICT_ATTEMPTS: usize = 1000;
 
-/// A driver whose device has memory that takes the place of memory of processes.
+/// A driver of a device with device-private memory.
 pub trait Driver: Sized + Send + Sync + 'static {
     /// The DRM driver of the device.
     type Drm: drm::Driver;
 
-    /// The data for the functions of this trait, such as the allocator and the engine that makes
-    /// the copies. It may borrow from the bound device, and not from itself: the functions get it
-    /// for a shorter time.
+    /// The data for the functions of this trait, such as the allocator and the copy engine. It may
+    /// borrow from the bound device and not from itself: the functions get it for a shorter time.
     type Data<'a>: Send + Sync + 'a;
 
-    /// Memory of the device, in one piece. It is freed when the value is dropped.
+    /// A contiguous allocation in the memory of the device. It is freed when the value is dropped.
     type Alloc: Send + Sync + 'static;
 
-    /// The places in the BAR that show the memory.
+    /// The BAR regions where the memory is visible.
     type View: P2pPage;
 
-    /// Allocates `size` bytes, a power of two, at a multiple of `size`.
+    /// Allocates `size` bytes at a multiple of `size`, which is a power of two.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if there is no such piece: then other users make room, or smaller pieces are tried.
+    /// `ENOSPC` if there is no such piece. Then other users make room or smaller pieces are tried.
     /// Any other error is returned as the error of the migration.
     fn alloc(
         drm: &drm::Device<Self::Drm>,
@@ -229,11 +229,11 @@ pub trait Driver: Sized + Send + Sync + 'static {
         size: usize,
     ) -> Result<Self::Alloc>;
 
-    /// Asks other users of the memory of the device to release some, so that `bytes` of it are
-    /// free. Returns whether they are; if not, older device-private memory is evicted.
+    /// Asks other users of the memory of the device to free `bytes` of it. Returns whether these
+    /// are free. If not, older device-private memory is evicted.
     ///
-    /// Called if device-private memory has less than its half, with the mmap lock of a process held
-    /// for reading. A driver with objects calls [`ttm::Device::make_room`].
+    /// Called with the mmap lock of a process held for reading if device-private memory has less
+    /// than its half. A driver with objects calls [`ttm::Device::make_room`].
     ///
     /// # Errors
     ///
@@ -246,56 +246,56 @@ pub trait Driver: Sized + Send + Sync + 'static {
         Ok(false)
     }
 
-    /// Returns where an allocation is in the memory of the device, in bytes. The place must not
+    /// Returns the offset in bytes of an allocation in the memory of the device. It must not
     /// change.
     ///
-    /// Returns [`None`] if it is not in that memory, which makes the migration fail with `EINVAL`.
+    /// Returns [`None`] if it is not in that memory. Then the migration fails with `EINVAL`.
     fn offset(alloc: &Self::Alloc) -> Option<u64>;
 
-    /// Copies from system memory to the memory of the device. The whole copy has arrived, and other
-    /// devices see it, when this returns.
+    /// Copies from system memory to the memory of the device. When this returns, the copy is
+    /// complete and visible to other devices.
     ///
     /// # Errors
     ///
     /// After any error the memory does not migrate.
     fn copy_to_dev(data: &Self::Data<'_>, segments: Segments<'_>) -> Result;
 
-    /// Copies from the memory of the device to system memory. The whole copy has arrived when this
+    /// Copies from the memory of the device to system memory. The copy is complete when this
     /// returns.
     ///
     /// The device may be unplugged, but its driver is still bound.
     ///
     /// # Errors
     ///
-    /// After any error a process whose access has caused the copy gets `SIGBUS`. An unbind tries
-    /// again until the copy succeeds, so a driver whose engine is gone copies by the CPU, or fills
-    /// the memory.
+    /// If an access of a process has caused the copy, the process gets `SIGBUS` after any error. An
+    /// unbind retries until the copy succeeds. So if the engine is gone, the driver copies by the
+    /// CPU or fills the memory.
     fn copy_to_ram(data: &Self::Data<'_>, segments: Segments<'_>) -> Result;
 }
 
-/// Moves the memory of a process at the addresses `range`, which consists of whole pages, to the
-/// device `drm`.
+/// Migrates the memory of a process at the addresses `range` to the device `drm`. `range` consists
+/// of whole pages.
 ///
-/// `of` returns the value of the device, and is called for each piece: the call takes the
-/// `mmap_lock` of the process, under which a fault may wait for userspace, and an unplug of any
-/// device waits for the sections that are in use. So it enters the section after it has the lock,
-/// and the caller must not be in one.
+/// `of` returns the value of the device and is called for each piece. The call takes the
+/// `mmap_lock` of the process. Under this lock a fault may wait for userspace. An unplug of any
+/// device waits for all entered sections. So the call enters the section after it has the lock, and
+/// the caller must not be in one.
 ///
-/// Memory that the process has not accessed yet becomes zero there. The memory may move back at any
-/// time, by an access of the CPU or an eviction: a caller that needs it on the device has to check
-/// again. May sleep; the caller must not hold the `mmap_lock` of a process.
+/// Memory not yet accessed by the process is zero on the device. The memory may move back at any
+/// time by an access of the CPU or an eviction. A caller needing it on the device has to check
+/// again. May sleep. The caller must not hold the `mmap_lock` of a process.
 ///
 /// # Errors
 ///
 /// A part may have been moved when this fails.
 ///
-/// - `EINVAL` if `range` does not consist of whole pages, or is empty.
+/// - `EINVAL` if `range` is empty or does not consist of whole pages.
 /// - `EOPNOTSUPP` if `of` returns [`None`].
 /// - `EFAULT` if the process has no memory there, or has exited.
 /// - `EBUSY` if some of it cannot move: it is not private anonymous memory, swapped out, in use by a
 ///   device, or would exceed the limit of its cgroup. The rest is moved.
-/// - `ENOSPC` if there is no more room: all of the memory of the device is used by memory that this
-///   call has moved, or that cannot be moved away.
+/// - `ENOSPC` if there is no more space: all of the memory of the device is used by memory migrated
+///   by this call or by immovable memory.
 /// - `ENODEV` if the device is not registered any more.
 /// - `EINTR` if the task is killed.
 /// - `EIO` if system memory cannot be mapped for the device.
@@ -315,7 +315,7 @@ pub fn migrate<T: Driver>(
     }
     let (_runtime_guard, since) = with_data::<T, _>(drm, |data| {
         let since = of(data).ok_or(EOPNOTSUPP)?.base.now();
-        // SAFETY: The DRM device is valid, and keeps its DMA device.
+        // SAFETY: The DRM device is valid and keeps its DMA device.
         let guard = RuntimeGuard::new(unsafe { dma_device(drm.as_raw()) })?;
 
         Ok((guard, since))
@@ -334,7 +334,7 @@ pub fn migrate<T: Driver>(
         // SAFETY: The `mmap_lock` is held.
         let (limit, can_move) = unsafe { Base::area(users.as_raw(), start) }?;
         if !can_move {
-            // All of the area is left out at once: it may be as large as the address space.
+            // All of the area is left out at once, because it may be as large as the address space.
             drop(lock);
             result = Err(EBUSY);
             start = limit;
@@ -365,21 +365,21 @@ pub fn migrate<T: Driver>(
 ///
 /// # Errors
 ///
-/// `ENODEV` if the device is not registered, and what `f` returns.
+/// `ENODEV` if the device is not registered. Also returns the errors of `f`.
 fn with_data<T: Driver, R>(
     drm: &drm::Device<T::Drm>,
     f: impl FnOnce(&RegistrationData<'_, T>) -> Result<R>,
 ) -> Result<R> {
-    // SAFETY: The device is valid, and of `T::Drm`.
+    // SAFETY: The device is valid and of `T::Drm`.
     unsafe { while_registered::<T::Drm, _>(drm.as_raw(), f) }
 }
 
-/// The memory of a device that takes the place of memory of processes.
+/// The device-private memory of a device.
 ///
 /// # Invariants
 ///
-/// `base` has the operations of `T`, and belongs to a value of this type. `data`, and the pages of
-/// the BAR, do not outlive the data from which they borrow.
+/// `base` has the operations of `T` and belongs to a value of this type. `data` and the pages of
+/// the BAR do not outlive the data they borrow from.
 // The base is dropped first, because it uses the other fields until then.
 #[pin_data]
 pub struct PageMap<T: Driver> {
@@ -390,7 +390,7 @@ pub struct PageMap<T: Driver> {
     data: T::Data<'static>,
 }
 
-// SAFETY: All fields are `Send`, for any lifetime of the data.
+// SAFETY: All fields are `Send` for any lifetime of the data.
 unsafe impl<T: Driver> Send for PageMap<T> {}
 
 // SAFETY: As for `Send`.
@@ -404,7 +404,7 @@ impl<T: Driver> PageMap<T> {
         copy_to_ram: Some(Self::copy_to_ram),
     };
 
-    // Only pages of one owner are mapped for another device, and each value is an owner of its own.
+    // Only pages of one owner are mapped for another device. Each value is an owner of its own.
     const OPS: bindings::drm_pagemap_ops = bindings::drm_pagemap_ops {
         device_map: None,
         device_unmap: None,
@@ -412,41 +412,41 @@ impl<T: Driver> PageMap<T> {
         destroy: Some(base::destroy),
     };
 
-    /// Makes the pages of `size` bytes of memory of `drm`.
+    /// Creates the pages of `size` bytes of memory of `drm`.
     ///
     /// # Safety
     ///
-    /// `drm` must be valid, and of `T::Drm`. The value must be dropped while all that `bar` and
-    /// `data` borrow from is still valid.
+    /// `drm` must be valid and of `T::Drm`. The value must be dropped while all data borrowed by
+    /// `bar` and `data` is still valid.
     unsafe fn new(
         drm: *mut bindings::drm_device,
         size: usize,
         bar: Option<(BarPages<'static>, T::View)>,
         data: impl PinInit<T::Data<'static>, Error>,
     ) -> Result<impl PinInit<Self, Error>> {
-        // SAFETY: The DRM core returns its table, which is constant.
+        // SAFETY: The DRM core returns its constant table.
         let mut ops = unsafe { ptr::read(bindings::drm_pagemap_pagemap_ops_get()) };
 
         if bar.is_some() {
             ops.p2p_page = Some(Self::p2p_page);
         }
-        // SAFETY: The operations are those of the DRM core and of this type, for a base that is a
-        // part of a value of it.
+        // SAFETY: The operations are those of the DRM core and of this type for a base in a value
+        // of this type.
         let base = unsafe { Base::new(drm, ops, &Self::OPS, size) }?;
 
-        // INVARIANT: As above, and as the caller promises.
+        // INVARIANT: As above and as the caller promises.
         Ok(try_pin_init!(Self {
             bar,
             data <- data,
-            // Its pages are visible to others at once, who ask for the page of the BAR.
+            // Its pages are visible to other devices at once. These ask for the page of the BAR.
             base <- base,
         }? Error))
     }
 
-    /// Moves the chunk at `offset` of the memory of the device back to the processes that have it.
+    /// Moves the chunk at `offset` of the memory of the device back to the processes owning it.
     ///
-    /// A work item drops its allocation, maybe before this returns. It is no error if there is no
-    /// chunk. The caller must not hold a lock that a process may hold as it faults, such as the
+    /// A work item drops its allocation, maybe before this returns. A missing chunk is no error.
+    /// The caller must not hold a lock that a process may hold as it faults, such as the
     /// `mmap_lock`. May sleep.
     ///
     /// # Errors
@@ -458,11 +458,11 @@ impl<T: Driver> PageMap<T> {
         usize::try_from(offset).map_or(Ok(()), |at| self.base.evict(at / PAGE_SIZE))
     }
 
-    /// Moves everything back, and waits until the allocations have been dropped.
+    /// Moves everything back and waits until the allocations have been dropped.
     ///
-    /// For the callback of a driver that lets the system sleep, because the device is not suspended
-    /// otherwise while there is a chunk. The caller must prevent that processes move memory to the
-    /// device meanwhile. May sleep.
+    /// For the system sleep callback of a driver, because otherwise a chunk prevents the suspend of
+    /// the device. The caller must prevent processes from migrating memory to the device meanwhile.
+    /// May sleep.
     ///
     /// # Errors
     ///
@@ -477,20 +477,20 @@ impl<T: Driver> PageMap<T> {
         Err(EBUSY)
     }
 
-    /// Returns how much of the memory of the device is allocated, in bytes.
+    /// Returns how many bytes of the memory of the device are allocated.
     #[inline]
     pub fn held(&self) -> u64 {
         self.base.held()
     }
 
-    /// Returns how many pages have moved back, by accesses of the CPU and by evictions.
+    /// Returns how many pages have moved back by accesses of the CPU and by evictions.
     #[inline]
     pub fn moved_back(&self) -> u64 {
         self.base.moved_back()
     }
 
-    /// Waits until allocations that are not used any more have been dropped. Sleeps. The caller
-    /// must not hold a lock that this drop takes.
+    /// Waits until unused allocations have been dropped. Sleeps. The caller must not hold a lock
+    /// taken by this drop.
     pub fn flush(&self) {
         self.base.queue().flush();
     }
@@ -502,8 +502,8 @@ impl<T: Driver> PageMap<T> {
     }
 
     fn data(&self) -> &T::Data<'_> {
-        // SAFETY: By the type invariant all that the data borrows from is valid as long as the
-        // value is. Lifetimes do not change the layout.
+        // SAFETY: By the type invariant all data borrowed by `self.data` is valid as long as the
+        // value. Lifetimes do not change the layout.
         unsafe { &*ptr::from_ref(&self.data).cast() }
     }
 
@@ -517,12 +517,12 @@ impl<T: Driver> PageMap<T> {
 
     /// Returns the DRM device.
     fn drm(&self) -> &drm::Device<T::Drm> {
-        // SAFETY: By the type invariant of `Base` the device is valid, and of `T::Drm`.
+        // SAFETY: By the type invariant of `Base` the device is valid and of `T::Drm`.
         unsafe { drm::Device::from_raw((*self.base.as_raw()).drm) }
     }
 
-    /// Makes room for `size` bytes. Returns false if there is nothing that could be evicted: chunks
-    /// from the one with the number `since` on stay.
+    /// Makes room for `size` bytes. Returns false if nothing could be evicted. Chunks stay if their
+    /// number is `since` or above.
     fn make_room(&self, size: usize, since: u64) -> Result<bool> {
         let (bytes, all) = (size as u64, 0..self.base.pages().count());
         // OVERFLOW: The size of the memory has less than 64 bits.
@@ -532,19 +532,19 @@ impl<T: Driver> PageMap<T> {
             match T::make_room(self.drm(), bytes) {
                 Ok(true) => return Ok(true),
                 Err(e) if e == ERESTARTSYS || e == EINTR => return Err(e),
-                // Objects that cannot be evicted are skipped.
+                // Non-evictable objects are skipped.
                 _ => (),
             }
         }
         Ok(self.base.evict_oldest(&all, since, bytes) > 0)
     }
 
-    /// Moves all memory in `start..end` that can move. Returns the error of the last chunk that is
-    /// busy. If there is no room, chunks with numbers below `since` may be evicted.
+    /// Moves all movable memory in `start..end`. Returns the error of the last busy chunk. If there
+    /// is no room, chunks with numbers below `since` may be evicted.
     ///
     /// # Safety
     ///
-    /// The caller must hold the `mmap_lock` of the process, for reading at least.
+    /// The caller must hold the `mmap_lock` of the process at least for reading.
     unsafe fn populate(
         &self,
         mm: *mut bindings::mm_struct,
@@ -567,10 +567,10 @@ impl<T: Driver> PageMap<T> {
             let mut attempt = 0;
 
             loop {
-                // SAFETY: As the caller promises; the size is that of a chunk.
+                // SAFETY: As the caller promises. The size is that of a chunk.
                 match unsafe { self.populate_chunk(mm, at, size) } {
                     Ok(()) => break,
-                    // Chunks that were freed may still be on the queue.
+                    // Freed chunks may still be on the queue.
                     Err(ENOSPC) if attempt == 0 => {
                         self.flush();
                         attempt = 1;
@@ -578,7 +578,7 @@ impl<T: Driver> PageMap<T> {
                     Err(ENOSPC) if attempt < ATTEMPTS && self.make_room(size, since)? => {
                         attempt += 1;
                     }
-                    // A part of it may move, or has moved before. There may be room for smaller
+                    // A part of it may move or has moved before. There may be room for smaller
                     // pieces.
                     Err(EBUSY | ENOSPC | ENOMEM) if size > PAGE_SIZE => {
                         size /= 2;
@@ -615,15 +615,15 @@ impl<T: Driver> PageMap<T> {
             self.base
                 .migrate(mm, at, size, offset, alloc, &Self::MEMORY_OPS)
         };
-        // The process has memory at the address, so system memory could not be mapped for the
+        // The process has memory at the address. So system memory could not be mapped for the
         // device.
         migrated.map_err(|e| if e == EFAULT { EIO } else { e })
     }
 
     /// # Safety
     ///
-    /// Called by the C code with the structure of a [`PageMap<T>`], and with the `mmap_lock` of the
-    /// process held.
+    /// Called by the C code with the structure of a [`PageMap<T>`]. The `mmap_lock` of the process
+    /// is held.
     unsafe extern "C" fn populate_mm(
         dpagemap: *mut bindings::drm_pagemap,
         start: c_ulong,
@@ -631,7 +631,7 @@ impl<T: Driver> PageMap<T> {
         mm: *mut bindings::mm_struct,
         _timeslice_ms: c_ulong,
     ) -> c_int {
-        // SAFETY: The structure belongs to a value, which is valid.
+        // SAFETY: The structure belongs to a valid value.
         let this = unsafe { Self::from_base(Base::from_raw(dpagemap)) };
         let result = with_data::<T, _>(this.drm(), |_| {
             // SAFETY: The `mmap_lock` is held.
@@ -643,8 +643,8 @@ impl<T: Driver> PageMap<T> {
 
     /// # Safety
     ///
-    /// Called by the C code with arrays of `npages` elements: pages of a [`PageMap<T>`], which it
-    /// has locked, or null, and the addresses from which they are copied.
+    /// Called by the C code with arrays of `npages` elements. One has pages of a [`PageMap<T>`]
+    /// locked by the C code, or null. The other has the source addresses.
     unsafe extern "C" fn copy_to_devmem(
         pages: *mut *mut bindings::page,
         addrs: *mut bindings::drm_pagemap_addr,
@@ -657,7 +657,7 @@ impl<T: Driver> PageMap<T> {
 
     /// # Safety
     ///
-    /// As for [`Self::copy_to_devmem`]; the pages are copied to the addresses.
+    /// As for [`Self::copy_to_devmem`]. The addresses are the destinations.
     unsafe extern "C" fn copy_to_ram(
         pages: *mut *mut bindings::page,
         addrs: *mut bindings::drm_pagemap_addr,
@@ -670,14 +670,14 @@ impl<T: Driver> PageMap<T> {
 
     /// # Safety
     ///
-    /// The arguments must be those of the operation for `direction`, of this type.
+    /// The arguments must be those of this type's operation for `direction`.
     unsafe fn copy(
         pages: *mut *mut bindings::page,
         addrs: *mut bindings::drm_pagemap_addr,
         npages: usize,
         direction: Direction,
     ) -> c_int {
-        // SAFETY: Both arrays have this many elements, which no other code accesses meanwhile.
+        // SAFETY: Both arrays have this many elements. No other code accesses them meanwhile.
         let (pages, addrs) = unsafe {
             (
                 slice::from_raw_parts(pages, npages),
@@ -705,19 +705,20 @@ impl<T: Driver> PageMap<T> {
         })
     }
 
-    /// Returns the page of the BAR that shows a page, or null if none does.
+    /// Returns the BAR page showing a page or null if there is none.
     ///
     /// # Safety
     ///
-    /// Called by `hmm_range_fault()` with the structure of a [`PageMap<T>`] and the number of one of
-    /// its pages, to which it has no reference. `nr_pages` must be valid to be written.
+    /// Called by `hmm_range_fault()` with the structure of a [`PageMap<T>`] and the number of one
+    /// of its pages. The caller has no reference to the page. `nr_pages` must be valid to be
+    /// written.
     unsafe extern "C" fn p2p_page(
         pgmap: *mut bindings::dev_pagemap,
         offset: c_ulong,
         nr_pages: *mut c_ulong,
     ) -> *mut bindings::page {
-        // SAFETY: The structure belongs to a value, which is dropped after `memunmap_pages()`,
-        // which waits for the caller's reference to the structure.
+        // SAFETY: The structure belongs to a value dropped after `memunmap_pages()`. This function
+        // waits for the caller's reference to the structure.
         let this = unsafe { Self::from_base(Base::from_pgmap(pgmap)) };
         let alias = || {
             let (pages, view) = this.bar.as_ref()?;
@@ -726,7 +727,7 @@ impl<T: Driver> PageMap<T> {
                 .filter(|left| *left > 0)?;
             let at = view.p2p_page(offset as u64)?;
             let alias = pages.page(at)?;
-            // OVERFLOW: It is inside of the BAR, as was checked when the page was returned.
+            // OVERFLOW: It is inside the BAR. This was checked when the page was returned.
             let in_bar = (pages.len() - at) / PAGE_SIZE as u64;
             let count = view.adjoining(offset as u64).min(left).min(in_bar);
 
@@ -750,7 +751,7 @@ impl<T: Driver> Reclaim for PageMap<T> {
     }
 }
 
-/// Returns the pages that overlap with a range of bytes.
+/// Returns the pages overlapping with a range of bytes.
 fn pages(range: &Range<u64>) -> Range<usize> {
     // CAST: The address space has less than 64 bits.
     (range.start as usize / PAGE_SIZE)..(range.end as usize).div_ceil(PAGE_SIZE)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The time for which a device has device-private pages.
+//! The registration of device-private pages of a device.
 
 use super::{
     Driver,
@@ -26,12 +26,10 @@ use core::{
     ptr::NonNull, //
 };
 
-/// The memory of a device that takes the place of memory of processes, until the value is dropped
-/// or the driver is unbound.
+/// The device-private memory of a device until the value is dropped or the driver is unbound.
 ///
-/// The drop and the unbind both move all memory back, drop the allocations, remove the pages, and
-/// then remove the pages of the BAR, in this order. Both wait for pages that are in use, without a
-/// limit.
+/// The drop and the unbind both move all memory back, drop the allocations, remove the pages and
+/// then remove the pages of the BAR, in this order. Both wait for pages in use without a limit.
 ///
 /// `'a` is the time for which the device is bound to its driver.
 #[must_use = "the memory moves back when this is dropped"]
@@ -42,20 +40,20 @@ pub struct Registration<'a, T: Driver> {
     _p: PhantomData<&'a PageMap<T>>,
 }
 
-// SAFETY: A `PageMap` may be used from any task, and so may what owns it.
+// SAFETY: A `PageMap` may be used from any task. So may its owner.
 unsafe impl<T: Driver> Send for Registration<'_, T> {}
 
 // SAFETY: As for `Send`.
 unsafe impl<T: Driver> Sync for Registration<'_, T> {}
 
 impl<'a, T: Driver> Registration<'a, T> {
-    /// Makes the pages of `size` bytes of memory of `drm`. They cost 64 bytes for each 4 KiB.
+    /// Creates the pages of `size` bytes of memory of `drm`. They cost 64 bytes for each 4 KiB.
     ///
-    /// `bar` has the pages of the BAR by which other devices access the memory, and the places that
-    /// show it. Without it, and for memory that is not shown, memory moves back before another
-    /// device accesses it.
+    /// `bar` has the pages of the BAR used by other devices to access the memory. It also has the
+    /// places where the memory is visible. Without a visible place the memory moves back before
+    /// another device accesses it.
     ///
-    /// Resources that `data` borrows from, and that exist already, are released after this.
+    /// If `data` borrows from resources acquired before, these are released after this.
     ///
     /// # Errors
     ///
@@ -72,7 +70,7 @@ impl<'a, T: Driver> Registration<'a, T> {
 
         if let Some((pages, _)) = &bar {
             let owner: &device::Device<Bound> = pages.device().as_ref();
-            // SAFETY: The parent of a device that is registered does not change.
+            // SAFETY: The parent of a registered device does not change.
             let parents = unsafe { [parent.as_raw(), (*parent.as_raw()).parent] };
 
             // An auxiliary device is removed before the driver of its parent is unbound.
@@ -83,17 +81,17 @@ impl<'a, T: Driver> Registration<'a, T> {
 
         let bar = bar.map(|(pages, view)| {
             // SAFETY: Lifetimes do not change the layout. The value is only used until devres drops
-            // it, while the device is still bound, and so is the device of the BAR.
+            // it. Until then the device is still bound and so is the device of the BAR.
             let pages = unsafe { mem::transmute::<BarPages<'a>, BarPages<'static>>(pages) };
 
             (pages, view)
         });
         // SAFETY: As above. `'a` is that of an `Unregistered`, so the data can only borrow from the
-        // bound device. The device-managed resources behind such a borrow are released after the
-        // value, which goes early, and were acquired before it. Functions of `T` do not see the
-        // longer lifetime.
+        // bound device. The device-managed resources behind such a borrow were acquired before the
+        // value. They are released after it, because the value goes early. Functions of `T` do not
+        // see the longer lifetime.
         let data = unsafe { pin_init::cast_pin_init::<T::Data<'a>, T::Data<'static>, Error>(data) };
-        // SAFETY: The device is valid; devres drops the value in time.
+        // SAFETY: The device is valid. Devres drops the value in time.
         let pages = KBox::pin_init(
             unsafe { PageMap::<T>::new(drm.as_raw(), size, bar, data) }?,
             GFP_KERNEL,
@@ -112,8 +110,8 @@ impl<T: Driver> Deref for Registration<'_, T> {
 
     #[inline]
     fn deref(&self) -> &PageMap<T> {
-        // SAFETY: It is kept until `self` is dropped, or until the driver is unbound, which is
-        // after the lifetime of `self`.
+        // SAFETY: It is kept until `self` is dropped or the driver is unbound. The unbind is after
+        // the lifetime of `self`.
         unsafe { self.pages.as_ref() }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The pieces that are copied when memory migrates.
+//! The pieces copied in a migration.
 
 use super::base::Base;
 use crate::{
@@ -25,27 +25,27 @@ pub enum Direction {
 /// The other end of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// There is no source: the memory of the device has to be cleared, because it may have content
+    /// There is no source. The memory of the device has to be cleared, because it may have content
     /// of a former owner.
     Zero,
-    /// System memory, at this address of the device that does the DMA.
+    /// System memory at this DMA address of the device.
     Dma(u64),
 }
 
-/// A piece that is contiguous at both ends.
+/// A piece contiguous at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// The offset in the memory of the device, in bytes.
     pub offset: u64,
-    /// The length, in bytes: a multiple of the page size.
+    /// The length in bytes: a multiple of the page size.
     pub len: usize,
     /// The other end.
     pub peer: Peer,
 }
 
-/// The pieces of a copy, in the order of the addresses of the process.
+/// The pieces of a copy in the order of the addresses of the process.
 ///
-/// It is valid during the copy only: the DMA addresses are not mapped any more after that.
+/// Valid during the copy only: the DMA addresses are unmapped after that.
 #[derive(Clone)]
 pub struct Segments<'a> {
     base: &'a Base,
@@ -56,12 +56,12 @@ pub struct Segments<'a> {
 }
 
 impl<'a> Segments<'a> {
-    /// Makes the pieces of a copy that the C code asks for.
+    /// Creates the pieces of a copy requested by the C code.
     ///
     /// # Safety
     ///
     /// The slices must be the arguments of the operation of `struct drm_pagemap_devmem_ops` for
-    /// `direction`, for pages of `base`.
+    /// `direction` and for pages of `base`.
     pub(super) unsafe fn new(
         base: &'a Base,
         pages: &'a [*mut bindings::page],
@@ -92,7 +92,7 @@ impl<'a> Segments<'a> {
 
     /// Returns the device to which the DMA addresses belong.
     pub(super) fn dma_device(&self) -> &'a Device {
-        // SAFETY: The DRM device is valid, and keeps its DMA device while its driver is bound.
+        // SAFETY: The DRM device is valid. It keeps its DMA device while its driver is bound.
         unsafe { dma_device((*self.base.as_raw()).drm) }
     }
 }
@@ -106,17 +106,17 @@ impl Iterator for Segments<'_> {
             let at = self.next;
             let is_mapped = addr.addr != 0;
 
-            // There may be pages that are not copied, and the pages of a folio after its first one
-            // have no entries.
+            // There may be pages that are not copied. The pages of a folio after its first one have
+            // no entries.
             if page.is_null() || (self.direction == Direction::ToRam && !is_mapped) {
                 self.next = at + 1;
                 continue;
             }
 
             let count = match self.direction {
-                // The folio was made for the copy, and this is its first page. The order of the
-                // address is the same, but a folio that has to be cleared has no address.
-                // SAFETY: The page is valid, and its folio locked.
+                // The folio was allocated for the copy and this is its first page. The order of the
+                // address is the same, but a folio to be cleared has no address.
+                // SAFETY: The page is valid and its folio locked.
                 Direction::ToDevice => unsafe { bindings::compound_nr(page) },
                 // A folio of the device may be copied to several folios of system memory, each with
                 // an address.
@@ -130,7 +130,7 @@ impl Iterator for Segments<'_> {
 
             return Some(Segment {
                 offset: (index as u64) << PAGE_SHIFT,
-                // OVERFLOW: There are at most as many pages as a chunk has.
+                // OVERFLOW: There are at most as many pages as in a chunk.
                 len: count * PAGE_SIZE,
                 peer: if is_mapped {
                     Peer::Dma(addr.addr)

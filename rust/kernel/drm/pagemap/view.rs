@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The places at which a BAR shows device-private pages.
+//! The BAR offsets of device-private pages.
 //!
-//! The C code asks for the place where it must not sleep, and without a reference to the page. So
-//! the answer is data and not code of a driver: [`P2pPage`] is implemented here only, by types that
-//! compute, and that take no lock.
+//! The C code asks for the offset without a reference to the page and in a context that must not
+//! sleep. So the answer is data and not code of a driver: [`P2pPage`] is implemented here only, by
+//! types that compute and take no lock.
 //!
-//! The answer for a page never changes. No type here is for a BAR with an aperture.
+//! The answer for a page never changes. There is no type for a BAR with an aperture.
 
 use crate::{
     drm::vram::Allocator,
@@ -20,22 +20,22 @@ mod sealed {
 
 use self::sealed::Sealed;
 
-/// The places at which a BAR shows the pages of a device.
+/// The BAR offsets of the pages of a device.
 pub trait P2pPage: Send + Sync + 'static + Sealed {
-    /// Returns the offset in the BAR at which page `index` of the memory of the device is, in
-    /// bytes, or [`None`] if the BAR does not show it.
+    /// Returns the BAR offset in bytes of page `index` of the memory of the device, or [`None`] if
+    /// the page is not visible in the BAR.
     ///
     /// May be called in any context.
     fn p2p_page(&self, index: u64) -> Option<u64>;
 
-    /// Returns how many pages, from page `index` on, the BAR shows contiguously as long as the
-    /// value exists, if it shows that page: at least 1. The memory may have fewer pages.
+    /// Returns how many pages from page `index` on are contiguous in the BAR as long as the value
+    /// exists, if that page is visible: at least 1. The memory may have fewer pages.
     ///
     /// May be called in any context.
     fn adjoining(&self, index: u64) -> u64;
 }
 
-/// A BAR that shows memory in its own order, from the first page on.
+/// A BAR with the memory in its own order, from the first page on.
 ///
 /// # Examples
 ///
@@ -67,8 +67,7 @@ impl P2pPage for Linear {
     }
 }
 
-/// A BAR that shows the first bytes of the memory of an [`Allocator`], at the offsets of its
-/// layout.
+/// A BAR with the first bytes of the memory of an [`Allocator`], at the offsets of its layout.
 ///
 /// # Examples
 ///
@@ -112,7 +111,7 @@ pub struct Visible {
 }
 
 impl Visible {
-    /// Makes the view of the first `end` bytes of VRAM.
+    /// Creates the view of the first `end` bytes of VRAM.
     pub fn new(vram: Arc<Allocator>, end: u64) -> Self {
         Self { vram, end }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The queue of a client, and the number of jobs that it may have.
+//! The queue of a client and its limit of jobs.
 
 use super::{
     fifo::Fifo,
@@ -46,7 +46,7 @@ use crate::{
 };
 use core::marker::PhantomData;
 
-/// The number of jobs that a client may have.
+/// The unused permits of a client.
 #[pin_data]
 pub(super) struct Permits {
     #[pin]
@@ -69,7 +69,7 @@ impl Permits {
     }
 }
 
-/// The permission to have one more job in a queue, until it is dropped.
+/// Permits one more job in a queue until it is dropped.
 #[must_use = "the permit is given back when this is dropped"]
 pub struct Permit(Arc<Permits>);
 
@@ -80,11 +80,11 @@ impl Drop for Permit {
     }
 }
 
-/// How many jobs of a client may hang, each of which holds up all other clients for
-/// [`Config::timeout`](super::Config::timeout), until its queue is closed.
+/// The queue of a client is closed after this many hung jobs. Each of them holds up all other
+/// clients for [`Config::timeout`](super::Config::timeout).
 pub const HANGS_MAX: u32 = 3;
 
-/// Who has jobs in a queue.
+/// The owner of the jobs in a queue.
 pub(super) enum Owner {
     Client(Arc<Permits>),
     Kernel,
@@ -92,7 +92,7 @@ pub(super) enum Owner {
     Late,
 }
 
-/// The jobs of a queue that have not begun, under the lock of the ring.
+/// The waiting jobs of a queue, under the lock of the ring.
 pub(super) struct Waiting {
     pub(super) jobs: Fifo,
     /// No job begins any more.
@@ -125,7 +125,7 @@ pub(super) struct Lane {
     all_tracker: AtomicTracker<1>,
 }
 
-// The macro has the safety comment, which the lint does not find there.
+// The lint does not find the safety comment inside the macro.
 #[allow(clippy::undocumented_unsafe_blocks)]
 mod tracked {
     use super::{
@@ -147,7 +147,7 @@ impl_list_item! {
 }
 
 impl Lane {
-    /// Makes a queue.
+    /// Creates a queue.
     // Not inlined into modules, so that the lock class and its name stay in the kernel crate.
     #[inline(never)]
     pub(super) fn new(
@@ -196,10 +196,10 @@ impl Lane {
     }
 }
 
-/// A queue of one client of a ring, or of the kernel.
+/// A queue of one client of a ring or of the kernel.
 ///
-/// Dropping that of a client cancels the jobs that have not begun, and does not wait. A queue may
-/// outlive the ring, which closes it when it ends.
+/// Dropping a client's queue cancels its waiting jobs and does not wait. A queue may outlive its
+/// ring, which closes it at its end.
 pub struct Queue<T: RingOps> {
     scheduler: Arc<Scheduler>,
     lane: Arc<Lane>,
@@ -215,12 +215,13 @@ impl<T: RingOps> Queue<T> {
         }
     }
 
-    /// Makes another queue of the kernel, for a late job: one that waits for clients, so that the
+    /// Creates another queue of the kernel for a late job. Such a job waits for clients, so the
     /// other jobs of the kernel must not wait for it.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if this is the queue of a client, `ENOMEM` if memory runs out.
+    /// - `EINVAL` if this is the queue of a client.
+    /// - `ENOMEM` if memory runs out.
     pub fn late(&self) -> Result<Self> {
         if !self.lane.is_kernel() {
             return Err(EINVAL);
@@ -231,17 +232,19 @@ impl<T: RingOps> Queue<T> {
         ))
     }
 
-    /// Waits until the client may have one more job, interruptibly. Not for a queue of the kernel,
+    /// Waits interruptibly until the client may have one more job. Not for a queue of the kernel,
     /// which has no bound.
     ///
-    /// No lock may be held, because the wait may depend on other devices. An ioctl calls this
-    /// outside of the section that an unplug waits for, see
-    /// [`declare_drm_ioctls`](crate::declare_drm_ioctls).
+    /// No lock may be held because the wait may depend on other devices. An ioctl calls this
+    /// outside of the section that an unplug waits for (see
+    /// [`declare_drm_ioctls`](crate::declare_drm_ioctls)).
     ///
     /// # Errors
     ///
-    /// - `ENODEV` if the ring is closed, `ECANCELED` if [`HANGS_MAX`] jobs of the queue have hung.
-    /// - `EINVAL` for a queue of the kernel, `ERESTARTSYS` if a signal arrived.
+    /// - `ENODEV` if the ring is closed.
+    /// - `ECANCELED` if [`HANGS_MAX`] jobs of the queue have hung.
+    /// - `EINVAL` for a queue of the kernel.
+    /// - `ERESTARTSYS` if a signal arrived.
     #[inline(never)]
     pub fn permit(&self) -> Result<Permit> {
         let permits = self.lane.permits().ok_or(EINVAL)?;
@@ -267,11 +270,12 @@ impl<T: RingOps> Queue<T> {
         }
     }
 
-    /// As [`Self::permit`], without a wait.
+    /// As [`Self::permit`] without a wait.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if there is no room, and those of [`Self::permit`], except for that of a signal.
+    /// - `EAGAIN` if there is no room.
+    /// - The errors of [`Self::permit`] except for the one of a signal.
     #[inline(never)]
     pub fn try_permit(&self) -> Result<Permit> {
         let permits = self.lane.permits().ok_or(EINVAL)?;
@@ -282,24 +286,25 @@ impl<T: RingOps> Queue<T> {
         Ok(Permit(permits.clone()))
     }
 
-    /// Makes a job, which is not in the queue yet. Allocates all that it needs.
+    /// Creates a job that is not in the queue yet and allocates all its memory.
     ///
     /// # Errors
     ///
-    /// - `ENODEV` if the ring is closed, `EINVAL` if the permit is not one of this queue.
+    /// - `ENODEV` if the ring is closed.
+    /// - `EINVAL` if the permit is not one of this queue.
     /// - `ENOMEM` if memory runs out.
     pub fn job(&self, permit: Option<Permit>, job: T::Job) -> Result<Job<T>> {
         Job::new(self.entry(permit)?, job)
     }
 
-    /// As [`Self::job`], for a job that has a fence of its own.
+    /// As [`Self::job`] for a job with its own fence.
     ///
     /// # Errors
     ///
     /// The errors of [`Self::job`].
     pub fn entry(&self, permit: Option<Permit>) -> Result<Entry<T>> {
         let is_mine = match (&permit, self.lane.permits()) {
-            // Tests, and drivers that count jobs themselves, use no permits.
+            // Tests and drivers with their own count of jobs use no permits.
             (None, _) => true,
             (Some(permit), Some(permits)) => Arc::ptr_eq(&permit.0, permits),
             (Some(_), None) => false,
@@ -311,22 +316,23 @@ impl<T: RingOps> Queue<T> {
         Entry::new(&self.scheduler, &self.lane, permit)
     }
 
-    /// Returns how many jobs have hung: those about which the driver has said so, see
-    /// [`Verdict::Hung`](super::Verdict::Hung). With the [last one](HANGS_MAX) the queue is closed.
+    /// Returns the number of hung jobs as reported by the driver (see
+    /// [`Verdict::Hung`](super::Verdict::Hung)). With the [last one](HANGS_MAX) the queue is
+    /// closed.
     pub fn hangs(&self) -> u32 {
         self.scheduler.hangs(&self.lane)
     }
 
-    /// Returns how long the hardware has worked on jobs of the queue that have ended, in
-    /// nanoseconds. For statistics: jobs of other queues do not count, nor does waiting.
+    /// Returns how long the hardware has worked on the finished jobs of the queue, in nanoseconds.
+    /// For statistics: neither jobs of other queues nor waiting counts.
     #[inline]
     pub fn busy_ns(&self) -> u64 {
         self.lane.busy.load(Relaxed)
     }
 
-    /// Cancels a job that has not begun, and returns whether it was cancelled.
+    /// Cancels a waiting job and returns whether it was cancelled.
     ///
-    /// Its fence signals soon after, with `ECANCELED`.
+    /// Its fence signals `ECANCELED` soon after.
     pub fn cancel(&self, fence: &Fence) -> bool {
         self.scheduler.cancel(&self.lane, Id::of(fence))
     }
@@ -341,7 +347,7 @@ impl<T: RingOps> Drop for Queue<T> {
     }
 }
 
-/// Makes the reference for one of the lists, unless the queue is in that list already.
+/// Creates the reference for one of the lists unless the queue is already in it.
 pub(super) fn item<const ID: u64>(lane: &Arc<Lane>) -> Option<ListArc<Lane, ID>>
 where
     Lane: TryNewListArc<ID>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The end of a job, which the hardware reports.
+//! The end of a job as reported by the hardware.
 
 use super::{
     scheduler::Scheduler,
@@ -11,7 +11,7 @@ use crate::{
     sync::Arc, //
 };
 
-/// The jobs that wait in a queue of the ring.
+/// The waiting jobs of one queue of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingJobs {
     /// The context of their fences.
@@ -20,15 +20,15 @@ pub struct WaitingJobs {
     pub first: u64,
     /// How many jobs there are.
     pub count: usize,
-    /// The first job depends on fences that have not signalled.
+    /// The first job has unsignalled dependencies.
     pub is_blocked: bool,
 }
 
-/// The driver's handle of a job that runs, by which it reports the end of the job.
+/// The driver's handle of a running job. It reports the end of the job.
 ///
 /// A driver keeps it with the entry of the hardware's ring. Dropping it ends the job with
 /// `ECANCELED`, except in [`RingOps::reset`](super::RingOps::reset). It may outlive the ring. It
-/// does nothing once the run is over: when the job was ended by a timeout, or is run again.
+/// has no effect once the run is over: when a timeout has ended the job or the job is run again.
 #[must_use = "the job ends with an error when this is dropped"]
 pub struct Done {
     scheduler: Arc<Scheduler>,
@@ -48,27 +48,27 @@ impl Done {
         }
     }
 
-    /// Ends the job, with the error if there is one: its writes must be visible to all by now.
+    /// Ends the job with its result. The writes of the job must be visible to all by now.
     ///
-    /// Its fence signals, once those before it in its context have signalled. May be called in any
-    /// context, but not from a callback of a fence.
+    /// Its fence signals once the earlier fences of its context have signalled. May be called in
+    /// any context but not from a callback of a fence.
     #[inline]
     pub fn signal(mut self, result: Result) {
         self.result = Some(result);
         // The rest is done by `drop()`.
     }
 
-    /// Reports that the ring has stopped, or that its jobs seem not to end: then
-    /// [`RingOps::timed_out`](super::RingOps::timed_out) is called for the oldest one soon, however
-    /// long it has been running. May be called in any context, and repeatedly.
+    /// Reports that the ring has stopped or that its jobs seem not to end.
+    /// [`RingOps::timed_out`](super::RingOps::timed_out) is then soon called for the oldest job,
+    /// however long it has been running. May be called in any context and repeatedly.
     #[inline]
     pub fn expire(&self) {
         self.scheduler.expire(self.slot, self.ticket);
     }
 
-    /// Writes to `queues` which jobs wait in the queues of the ring, beginning with the queue of
-    /// the kernel, as far as there is room. This is for the dump of a ring that makes no progress.
-    /// Late jobs are not among them: the jobs of clients that they wait for are.
+    /// Writes the waiting jobs of each queue of the ring to `queues` as far as there is room,
+    /// beginning with the queue of the kernel. This is for the dump of a stuck ring. Late jobs are
+    /// not among them, but the client jobs that they wait for are.
     ///
     /// Does not wait. May be called in any context.
     pub fn waiting_jobs(&self, queues: &mut [Option<WaitingJobs>]) {

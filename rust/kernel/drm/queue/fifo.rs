@@ -6,7 +6,7 @@ use super::job::Node;
 use crate::prelude::*;
 use core::ptr;
 
-/// Jobs in the order in which they were added. Adding one does not allocate.
+/// Jobs in the order of their addition. Adding one does not allocate.
 ///
 /// # Invariants
 ///

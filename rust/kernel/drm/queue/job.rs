@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Jobs that have not begun, and their dependencies.
+//! Waiting jobs and their dependencies.
 
 use super::{
     client::{
@@ -59,7 +59,7 @@ pub(super) trait Payload: Send {
     ///
     /// # Safety
     ///
-    /// `hw` must be the hardware of the ring, and be valid until this returns.
+    /// `hw` must be the hardware of the ring and valid until this returns.
     unsafe fn run(&mut self, hw: *const c_void, done: Done);
 
     /// Asks the driver: [`RingOps::timed_out`].
@@ -89,17 +89,17 @@ impl Id {
     }
 }
 
-/// A job in a queue, or in the hardware.
+/// A job in a queue or in the hardware.
 pub(super) struct Node {
-    /// The link of the [`Fifo`](super::fifo::Fifo) that the job is in.
+    /// The link in the [`Fifo`](super::fifo::Fifo) of the job.
     pub(super) next: *mut Node,
     pub(super) id: Id,
     pub(super) lane: Arc<Lane>,
     pub(super) payload: KBox<dyn Payload>,
-    /// The fence, until the job runs. [`None`] if the job has a fence of its own.
+    /// The fence, until the job runs. [`None`] if the job has its own fence.
     pub(super) fence: Option<DriverFence<Fences>>,
-    // Dropped in this order: the callbacks are gone before the job is not counted any more, and the
-    // client gets its permit back when the memory is freed.
+    // Dropped in this order: the callbacks are gone before the count of the job. The client gets
+    // its permit back when the memory is freed.
     pub(super) deps: Deps,
     _permit: Option<Permit>,
     _counted: Counted,
@@ -108,11 +108,11 @@ pub(super) struct Node {
 // SAFETY: `next` is only used by the list that the job is in; the rest is `Send`.
 unsafe impl Send for Node {}
 
-/// The count of a job that exists, for which the ring waits before it is dropped.
+/// Counts an existing job. The drop of the ring waits for it.
 pub(super) struct Counted(Arc<Scheduler>);
 
 impl Counted {
-    /// Counts a job that a queue is about to get.
+    /// Counts a job about to be queued.
     ///
     /// # Errors
     ///
@@ -129,9 +129,9 @@ impl Drop for Counted {
     }
 }
 
-/// The dependencies of a job that have not signalled.
+/// The unsignalled dependencies of a job.
 pub(super) struct Pending {
-    /// How many dependencies, and one more until the job is in its queue.
+    /// The number of dependencies, plus one until the job is in its queue.
     count: Atomic<u32>,
     scheduler: Arc<Scheduler>,
     lane: Arc<Lane>,
@@ -141,7 +141,7 @@ impl Pending {
     /// Removes one dependency. May be called in any context.
     fn take_one(&self) {
         if self.count.fetch_sub(1, Full) == 1 {
-            // The job is in its queue, because it was counted until then.
+            // The job is in its queue because it was counted until then.
             self.scheduler.wake(&self.lane);
         }
     }
@@ -159,10 +159,10 @@ impl FenceCallback for Wake {
 
 /// The dependencies of a job.
 pub(super) struct Deps {
-    /// The callbacks, some of which may have been called.
+    /// The callbacks. Some of them may have been called.
     list: KVec<Pin<KBox<FenceCallbackRegistration<Wake>>>>,
     pending: Option<Arc<Pending>>,
-    /// Whether one of the fences is not an internal one of the group.
+    /// Whether one of the fences is not internal to the group.
     external: bool,
 }
 
@@ -175,7 +175,7 @@ impl Deps {
         }
     }
 
-    // Not inlined into modules: the callback stays in the kernel crate, whose module is never
+    // Not inlined into modules: the callback stays in the kernel crate and its module is never
     // unloaded.
     #[inline(never)]
     fn add(
@@ -217,7 +217,7 @@ impl Deps {
                 self.external |= !is_internal;
                 Ok(())
             }
-            // The fence has just signalled, or the module is being unloaded.
+            // The fence has just signalled or the module is being unloaded.
             Err(e) => {
                 pending.count.fetch_sub(1, Relaxed);
                 if e == ENOENT {
@@ -229,23 +229,22 @@ impl Deps {
         }
     }
 
-    /// Returns whether all dependencies have signalled, once the job is in its queue.
+    /// Returns whether all dependencies of a job in its queue have signalled.
     pub(super) fn are_over(&self) -> bool {
         self.pending
             .as_ref()
             .is_none_or(|pending| pending.count.load(Acquire) == 0)
     }
 
-    /// Records that the job is in its queue, whose lock is held.
+    /// Records the arrival of the job in its queue. The lock of the ring is held.
     pub(super) fn queued(&self) {
         if let Some(pending) = &self.pending {
-            // Readers hold the lock. The callback that removes the last dependency waits for the
-            // lock.
+            // Readers hold the lock. The callback of the last dependency waits for it.
             pending.count.fetch_sub(1, Full);
         }
     }
 
-    /// Returns how many dependencies have not signalled, before the job is in its queue.
+    /// Returns the number of unsignalled dependencies of a job not yet in its queue.
     fn left(&self) -> u32 {
         self.pending
             .as_ref()
@@ -253,13 +252,13 @@ impl Deps {
     }
 }
 
-/// The memory and the dependencies of a job of a queue, before there is a job.
+/// The memory and the dependencies of a job before the job exists.
 ///
-/// For jobs with fences of their own; other jobs are a [`Job`]. The caller must make the fences
-/// signal in the order in which the jobs are pushed, and end them in [`RingOps::ended`].
+/// For jobs with their own fences; other jobs are a [`Job`]. The caller must make the fences signal
+/// in the order of the pushes and end them in [`RingOps::ended`].
 ///
-/// The ring waits for it when it is dropped. So it must be held for a short time, while the driver
-/// is bound.
+/// The ring waits for the entry when it is dropped. So the entry must be held for a short time
+/// only, while the driver is bound.
 #[must_use = "nothing is queued if the entry is dropped"]
 pub struct Entry<T: RingOps> {
     scheduler: Arc<Scheduler>,
@@ -303,7 +302,7 @@ impl<T: RingOps> Entry<T> {
         self.add(fence.into(), false)
     }
 
-    /// As [`Self::depend`], for a fence that is known not to be a container.
+    /// As [`Self::depend`] for a fence known not to be a container.
     ///
     /// # Errors
     ///
@@ -324,8 +323,7 @@ impl<T: RingOps> Entry<T> {
             .try_for_each(|fence| self.depend_on_fence(fence))
     }
 
-    /// As [`Self::depend`], for a fence of which the caller knows whether it is an internal one of
-    /// the group.
+    /// As [`Self::depend`] if the caller knows whether the fence is internal to the group.
     ///
     /// # Errors
     ///
@@ -335,10 +333,10 @@ impl<T: RingOps> Entry<T> {
             .add(&self.scheduler, &self.lane, fence, is_internal)
     }
 
-    /// Puts a job, whose fence is `fence`, into the queue. If the queue was closed meanwhile the
-    /// job is cancelled.
+    /// Puts a job with the fence `fence` into the queue. If the queue was closed meanwhile, the job
+    /// is cancelled.
     ///
-    /// Does not sleep, and does not allocate.
+    /// Neither sleeps nor allocates.
     pub fn push(self, job: T::Job, fence: &Fence) {
         self.push_with(job, Id::of(fence), None);
     }
@@ -365,9 +363,9 @@ impl<T: RingOps> Entry<T> {
     }
 }
 
-/// A job that is not in its queue yet. Dropping it has no effect.
+/// A job not yet in its queue. Dropping it has no effect.
 ///
-/// It has no number, and cannot be waited for: [`Self::submit`], which cannot fail, gives it both.
+/// It has no number and cannot be waited for. [`Self::submit`] gives it both and cannot fail.
 #[must_use = "nothing is queued if the job is dropped"]
 pub struct Job<T: RingOps> {
     entry: Entry<T>,
@@ -411,12 +409,12 @@ impl<T: RingOps> Job<T> {
         self.entry.depend_on(resv, usage)
     }
 
-    /// Puts the job into its queue, and returns its fence. If the queue was closed meanwhile the
+    /// Puts the job into its queue and returns its fence. If the queue was closed meanwhile, the
     /// job is cancelled.
     ///
-    /// `publish` is called with the fence before the job can begin: it adds the fence to
-    /// reservations, in which there is room. It must not allocate memory in a way that waits, nor
-    /// take a reservation.
+    /// `publish` is called with the fence before the job can begin. It adds the fence to
+    /// reservations, which must have room for it. It must neither allocate memory in a way that
+    /// waits nor take a reservation.
     pub fn submit(mut self, publish: impl FnOnce(&Fence)) -> ARef<Fence> {
         if self.entry.deps.external {
             self.fence.set_external();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The queue of an open file, which is made for its first job.
+//! The queue of an open file, created for its first job.
 
 use crate::{
     drm,
@@ -12,7 +12,7 @@ use crate::{
     }, //
 };
 
-/// A lock, so that one task makes the queue.
+/// Serializes the creation of the queue.
 #[pin_data]
 struct Turn {
     #[pin]
@@ -33,9 +33,9 @@ impl Turn {
 
     /// # Safety
     ///
-    /// `slot` must be valid for writes, and be pinned after that.
-    // Not generic and not inlined, so that the lock class and its name stay in the kernel crate: an
-    // initializer that is returned is compiled where it is used.
+    /// `slot` must be valid for writes and pinned afterwards.
+    // Not generic and not inlined, so that the lock class and its name stay in the kernel crate. A
+    // returned initializer is compiled where it is used.
     #[inline(never)]
     unsafe fn init(slot: *mut Self) {
         let turn = pin_init!(Self {
@@ -47,11 +47,11 @@ impl Turn {
     }
 }
 
-/// The queue of an open file, a [`Queue`](super::Queue) or a type that has one, which is made for
-/// the first job.
+/// The queue of an open file, created for its first job: a [`Queue`](super::Queue) or a type with
+/// one.
 ///
-/// So a file that queues nothing costs no worker and no fence context, and there is a queue only
-/// after the device was registered.
+/// So a file without jobs costs no worker and no fence context. A queue exists only after the
+/// registration of the device.
 ///
 /// # Examples
 ///
@@ -86,7 +86,7 @@ pub struct LazyQueue<Q> {
 }
 
 impl<Q> LazyQueue<Q> {
-    /// Makes the value for a file that has no queue yet.
+    /// Creates the value for a file without a queue.
     pub fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             queue: SetOnce::new(),
@@ -99,12 +99,13 @@ impl<Q> LazyQueue<Q> {
         self.queue.as_ref()
     }
 
-    /// Returns the queue. If there is none yet, `make` makes it, in the section that an unplug
+    /// Returns the queue. If there is none yet, `make` creates it in the section that an unplug
     /// waits for.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if there is no queue and the device is unplugged, and what `make` returns.
+    /// - `ENODEV` if there is no queue and the device is unplugged.
+    /// - The errors of `make`.
     pub fn get_or_make<D: drm::Driver>(
         &self,
         dev: &drm::Device<D, drm::Ioctl>,
@@ -119,7 +120,7 @@ impl<Q> LazyQueue<Q> {
         if self.queue.as_ref().is_none() {
             let queue = guard.registration_data_with(|reg| make(&guard, reg))?;
 
-            // The mutex is held, so that no other task populates it.
+            // The mutex is held, so no other task populates it.
             self.queue.populate(queue);
         }
         self.queue.as_ref().ok_or(EINVAL)

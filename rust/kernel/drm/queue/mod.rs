@@ -2,102 +2,100 @@
 
 //! Queues of jobs for the rings of a device.
 //!
-//! - A [`Ring`] stands for one ring of the hardware, or for another unit that does jobs one after
-//!   the other. It belongs to the data that exists while the driver is bound, and runs jobs by
-//!   [`RingOps`].
-//! - A [`Queue`] belongs to one client of a ring. It may outlive the ring. The kernel has a queue
-//!   of its own for each ring, [`Ring::kernel`], whose jobs go first, and others for its *late*
-//!   jobs, which wait for clients ([`Queue::late`]).
-//! - A [`Job`] collects its dependencies, and is submitted by value. Its [`Fence`] signals when it
-//!   is done.
+//! - A [`Ring`] is one ring of the hardware, or another unit that does jobs one after the other. It
+//!   belongs to the data of the driver's binding and runs jobs by [`RingOps`].
+//! - A [`Queue`] belongs to one client of a ring and may outlive the ring. The kernel's own queue
+//!   of a ring is [`Ring::kernel`]; its jobs go first. *Late* jobs of the kernel wait for clients
+//!   and have queues of their own ([`Queue::late`]).
+//! - A [`Job`] collects its dependencies and is submitted by value. Its [`Fence`] signals when the
+//!   job is done.
 //!
-//! The module knows nothing about memory: the fences that a job depends on, and the reservations
-//! that its fence is added to, connect it to objects.
+//! The module knows nothing about memory. A job is connected to objects by the fences that it
+//! depends on and the reservations that its fence is added to.
 //!
 //! # Fences, and the order of jobs
 //!
-//! Each queue has a fence context. Its jobs run in the order in which they were submitted, and a
-//! job that has to wait for its dependencies holds up those behind it. Between queues only fences
-//! define an order: a job that needs the work of another queue, even of the same ring, depends on
-//! its fence ([`Job::depend`]). So memory that passes from one owner to the next is protected by
-//! fences alone.
+//! Each queue has a fence context and runs its jobs in the order of their submission. A job with
+//! unsignalled dependencies holds up the jobs behind it. Between queues only fences define an
+//! order, even on the same ring: a job depends on the fences of the work it needs
+//! ([`Job::depend`]). So fences alone protect memory on its way from one owner to the next.
 //!
-//! Dependencies are any fences, including those of other devices and containers. No task waits for
-//! them: a callback counts them down, and the ring chooses among the queues whose first job has
-//! none left. A dependency that signals an error counts like any other.
+//! Any fence can be a dependency, including containers and the fences of other devices. No task
+//! waits for dependencies: a callback counts them down and the ring chooses among the queues whose
+//! first job has none left. A dependency signalled with an error counts like any other.
 //!
-//! The fences of a device are a [`FenceGroup`], and the fence of a job that depends on a fence
-//! which is not an internal one of the group is external. The owner of the memory, which must not
-//! let its own jobs wait for other devices, waits for such a fence before it makes a job.
+//! The fences of a device form a [`FenceGroup`]. A job has an external fence if one of its
+//! dependencies is not an internal fence of the group. The owner of the memory must not let its own
+//! jobs wait for other devices, so it waits for an external fence before it creates a job.
 //!
 //! # Fairness, and bounds
 //!
-//! A ring runs [`Config::credits`] jobs at a time. A job of the kernel goes first; then each queue
-//! has its turn with one job. So between the submission of a job without dependencies and its end
-//! each other client runs one job, apart from jobs that are in the hardware already. The kernel
-//! works for clients, too, such as to clear the objects that they make: after eight of its jobs in
-//! a row a client has its turn, so that none can keep the others from the ring. Late jobs, of which
-//! each has a queue, take every other turn of the kernel.
+//! A ring runs [`Config::credits`] jobs at a time. A job of the kernel goes first. Then each queue
+//! has its turn with one job. So each other client runs one job between the submission of a job
+//! without dependencies and its end, apart from jobs already in the hardware. The kernel works for
+//! clients too: it clears their new objects, for example. After eight kernel jobs in a row a client
+//! has its turn, so no client can keep the others from the ring. Each late job has a queue of its
+//! own. Together they take every other turn of the kernel.
 //!
-//! A client may have as many jobs as the limit of [`Ring::queue`]. For each it needs a [`Permit`],
-//! for which it waits interruptibly before it takes any lock: [`Queue::permit`]. The permit is
-//! returned when the job is freed. The queue of the kernel has no bound. [`LazyQueue`] makes the
-//! queue of an open file for its first job.
+//! A client may have as many jobs as the limit of [`Ring::queue`]. Each job needs a [`Permit`].
+//! [`Queue::permit`] waits for it interruptibly and is called before any lock is taken. The permit
+//! is returned when the job is freed. The queue of the kernel has no bound. [`LazyQueue`] creates
+//! the queue of an open file for its first job.
 //!
 //! # Lifetimes
 //!
-//! The hardware that [`RingOps`] gets, [`RingOps::Hw`], is dropped with the ring, and so is each
+//! The hardware passed to [`RingOps`], [`RingOps::Hw`], is dropped with the ring, and so is each
 //! job. Devres drops the ring at the latest when the driver is unbound. A fence outlives all of
-//! that, and may signal a moment later, see [`Ring::end`]: no part of it is in the module of the
-//! driver. A [`Done`] that is signalled too late does nothing.
+//! them and may signal a moment later (see [`Ring::end`]): no part of it is in the module of the
+//! driver. A [`Done`] signalled too late does nothing.
 //!
 //! A ring ends in these steps:
 //!
-//! 1. [`Ring::close`]: no more jobs are accepted from clients, and those in their queues are
-//!    cancelled: each fence signals `ECANCELED`, in the order of its context. Jobs that have begun
-//!    go on. A driver closes all of its rings before it waits for its clients, which may wait for a
-//!    job: in `drm::Driver::unplug()`.
-//! 2. When the ring is dropped, or before by [`Ring::end`], the jobs of the kernel are done, which
-//!    depend on the device alone: objects that leave VRAM arrive. Jobs in the hardware end, or time
-//!    out; if the hardware is gone ([`RingOps::is_gone`]) they end at once.
-//! 3. All jobs are freed, then the worker stops, then [`RingOps::Hw`] is dropped.
+//! 1. [`Ring::close`]: clients cannot add jobs any more and the jobs in their queues are cancelled.
+//!    Each fence signals `ECANCELED` in the order of its context. Running jobs go on. A driver
+//!    closes all of its rings in `drm::Driver::unplug()`, before it waits for its clients: they may
+//!    be waiting for a job.
+//! 2. When the ring is dropped, or earlier by [`Ring::end`], the jobs of the kernel are done. They
+//!    depend on the device alone: objects leaving VRAM arrive. Jobs in the hardware end or time
+//!    out. If the hardware is gone ([`RingOps::is_gone`]), they end at once.
+//! 3. All jobs are freed. Then the worker stops. [`RingOps::Hw`] is dropped last.
 //!
-//! Closing a [`Queue`] cancels jobs that have not begun, and does not wait.
+//! Dropping a [`Queue`] cancels its waiting jobs and does not wait.
 //!
 //! # Timeouts
 //!
-//! If no job ends for [`Config::timeout`], or the driver detects that the ring has stopped
-//! ([`Done::expire`]), the driver is asked about the oldest one ([`RingOps::timed_out`]) and may
-//! have the ring reset ([`RingOps::reset`]). The fence of that job signals the error, the driver is
-//! notified ([`RingOps::ended`]), and then the jobs behind it in the hardware are run again. If the
-//! reset fails the ring is broken: all jobs end with the error of the reset, those of the kernel
-//! behind what they depend on.
+//! The driver is asked about the oldest job ([`RingOps::timed_out`]) if no job ends for
+//! [`Config::timeout`] or if the driver detects a stopped ring ([`Done::expire`]). It may then have
+//! the ring reset ([`RingOps::reset`]). The fence of the oldest job signals the error and the
+//! driver is notified ([`RingOps::ended`]). Then the jobs behind it in the hardware are run again.
+//! If the reset fails, the ring is broken: all jobs end with the error of the reset. Kernel jobs do
+//! so only after their dependencies have signalled.
 //!
-//! The driver says whether the job was to blame ([`Verdict::Hung`]). A queue of a client of which
-//! [`HANGS_MAX`] jobs have hung is closed: its other jobs are cancelled, and it gets no more.
+//! The driver says whether the job was to blame ([`Verdict::Hung`]). A client's queue with
+//! [`HANGS_MAX`] hung jobs is closed: its other jobs are cancelled and it gets no more.
 //!
-//! From [`Ring::close`] on, the timeout is two seconds if [`Config::timeout`] is longer, so that
-//! the unbind of a driver does not wait as long as a client may.
+//! After [`Ring::close`] the timeout is two seconds if [`Config::timeout`] is longer. So the unbind
+//! of a driver does not wait as long as a client may.
 //!
 //! # Memory, and sleeping
 //!
-//! All memory of a job is allocated when it is made: submitting it cannot fail. From then on to the
-//! signal of its fence the worker of the ring, which has a workqueue of its own that works under
-//! memory pressure, neither allocates memory nor takes a reservation, and lockdep checks that
-//! ([`SignallingSection`]). Freeing a job may take the reservation of an import, so a worker of the
-//! system does it.
+//! All memory of a job is allocated when the job is created: submitting it cannot fail. The worker
+//! of the ring has a workqueue of its own that works under memory pressure. From the submission of
+//! a job until its fence signals, the worker neither allocates memory nor takes a reservation.
+//! Lockdep checks this ([`SignallingSection`]). Freeing a job may take the reservation of an
+//! import, so a system worker does it.
 //!
 //! # Locking
 //!
 //! From the outside to the inside; reservations are outside of all of them:
 //!
 //! 1. the mutex of a queue, from when a fence gets its number until the job is in the queue;
-//! 2. the mutex of the worker, while a job starts, or the ring is reset;
-//! 3. the lock of a fence, whose callbacks count dependencies down;
+//! 2. the mutex of the worker while a job starts or the ring is reset;
+//! 3. the lock of a fence (its callbacks count dependencies down);
 //! 4. the spinlock of a ring, with interrupts disabled. No fence signals while it is held.
 //!
 //! The first two are never held together. The mutex of the permits of a queue is taken with none of
-//! the others held; only the spinlock is taken inside of it.
+//! the others held. Only the spinlock is taken inside it.
 //!
 //! [`Fence`]: crate::dma_buf::fence::Fence
 //! [`FenceGroup`]: crate::dma_buf::fence::FenceGroup

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The recovery from jobs that do not end.
+//! The recovery from hung jobs.
 //!
 //! All of it runs on the workqueue of the ring, so no job begins meanwhile.
 
@@ -31,23 +31,23 @@ use crate::{
     }, //
 };
 
-/// How long it may take until a job ends when the ring is closed, in milliseconds.
+/// The maximum time until a job of a closed ring ends, in milliseconds.
 const CLOSING: Msecs = 2000;
 
 impl Scheduler {
-    /// Returns how long it may take until a job ends.
+    /// Returns the maximum time until a job ends.
     fn limit(&self, state: &State) -> Option<Msecs> {
         let limit = if state.closed { CLOSING } else { Msecs::MAX };
 
         self.timeout.map(|timeout| timeout.min(limit))
     }
 
-    /// Stops the timer, if it is pending. With `wait`, the timer does not run when this returns.
-    /// Without `wait`, the caller must be on the workqueue of the ring, so that the timer does not
-    /// run either.
+    /// Stops the timer if it is pending. With `wait`, the timer does not run when this returns.
+    /// Without `wait`, the caller must be on the workqueue of the ring, so the timer does not run
+    /// either.
     pub(super) fn stop_timer(self: &Arc<Self>, wait: bool) {
-        // SAFETY: The timer belongs to the ring. If it was pending, this call has removed it, and
-        // takes over the reference to the ring that it had.
+        // SAFETY: The timer belongs to the ring. If it was pending, this call has removed it and
+        // takes over its reference to the ring.
         unsafe {
             let timer = DelayedWork::<Scheduler, TIMER>::raw_as_work(&raw const self.timer);
             let was_pending = if wait {
@@ -62,7 +62,7 @@ impl Scheduler {
         }
     }
 
-    /// Starts the timer, if there is a job in the hardware and the timer is not pending.
+    /// Starts the timer if there is a job in the hardware and the timer is not pending.
     pub(super) fn set_timer(self: &Arc<Self>, flight: &mut Flight) {
         let state = self.state.lock();
         let Some(timeout) = self.limit(&state) else {
@@ -77,7 +77,7 @@ impl Scheduler {
         };
 
         let left = i64::from(timeout) - flight.since.elapsed().as_millis();
-        // One more, because both times are rounded down.
+        // One more because both times are rounded down.
         let left = Msecs::try_from(left + 1).unwrap_or(0);
         // SAFETY: The workqueue is destroyed after the pointer was removed from the state, whose
         // lock is held.
@@ -87,7 +87,7 @@ impl Scheduler {
             .is_ok();
     }
 
-    /// Checks the oldest job in the hardware, which may have been there for too long.
+    /// Checks whether the oldest job in the hardware has been there for too long.
     pub(super) fn expired(self: &Arc<Self>) {
         let _section = SignallingSection::begin();
         let mut flight = self.flight.lock();
@@ -97,8 +97,8 @@ impl Scheduler {
         self.set_timer(&mut flight);
     }
 
-    /// Asks the driver about the oldest job in the hardware, if it has been there for too long, or
-    /// if `asked`, because the driver has requested it.
+    /// Asks the driver about the oldest job in the hardware if it has been there for too long or if
+    /// the driver has requested it (`asked`).
     pub(super) fn check(self: &Arc<Self>, flight: &mut Flight, asked: bool) {
         if !asked {
             let state = self.state.lock();
@@ -139,10 +139,9 @@ impl Scheduler {
         }
     }
 
-    /// Resets the ring, ends the run that hangs with the error, if there is one, and runs the other
-    /// jobs again.
+    /// Resets the ring, ends the hung run (if any) with its error and runs the other jobs again.
     pub(super) fn recover(self: &Arc<Self>, flight: &mut Flight, hung: Option<(u64, Error)>) {
-        // A `Done` that the driver drops now, because it empties the ring, does not end its job.
+        // A `Done` dropped now by the driver to empty the ring does not end its job.
         self.state.lock().resetting = true;
         // SAFETY: The hardware is valid as long as there are jobs.
         let result = unsafe { (self.calls.reset)(flight.hw) };
@@ -166,13 +165,13 @@ impl Scheduler {
             }
         }
 
-        // The driver may do a job that failed by other means. The jobs behind it rely on their
-        // order, so they begin after that.
+        // The driver may do a failed job by other means. The jobs behind it rely on their order, so
+        // they begin afterwards.
         while let Some((slot, ended)) = self.take_ended() {
             self.finish(flight, slot, ended);
         }
 
-        // The jobs are run again from the oldest on, because the hardware does jobs in their order.
+        // Run the jobs again from the oldest on because the hardware does jobs in their order.
         let last = flight.ticket;
         let mut done = 0;
         while let Some((slot, ticket)) = self.oldest(done, last) {
@@ -187,7 +186,7 @@ impl Scheduler {
         self.state.lock().take_ended()
     }
 
-    /// Returns the oldest job in the hardware whose run is after `done`, and not after `last`.
+    /// Returns the oldest job in the hardware whose run is after `done` and not after `last`.
     pub(super) fn oldest(&self, done: u64, last: u64) -> Option<(usize, u64)> {
         let state = self.state.lock();
         let slots = state.slots.iter().enumerate();

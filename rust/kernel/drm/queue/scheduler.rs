@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The choice of the next job of a ring, and the worker that runs it.
+//! The choice of the next job of a ring and the worker running it.
 //!
-//! Not generic, so that this code, and its lock classes, belong to the kernel crate.
+//! Not generic: this code and its lock classes belong to the kernel crate.
 
 use super::{
     client::{
@@ -73,14 +73,14 @@ impl FenceContextOps for Fences {
     type Data = ();
 }
 
-/// How many jobs of the kernel begin in a row while one of a client is ready.
+/// How many kernel jobs begin in a row while a client's job is ready.
 const KERNEL_MAX: usize = 8;
 
-/// How many jobs the worker runs before it lets other work use the processor.
+/// How many jobs the worker runs before other work may use the processor.
 const BATCH: usize = 16;
 
-/// The number before that of the first run. In kernels with tests the numbers soon pass 32 bits, so
-/// that code which loses the other half fails.
+/// The number before the one of the first run. In kernels with tests the numbers soon exceed 32
+/// bits, so code losing the upper half fails.
 const FIRST_TICKET: u64 = if cfg!(CONFIG_KUNIT) {
     // CAST: A smaller type, in a constant.
     u32::MAX as u64 - 4
@@ -88,7 +88,7 @@ const FIRST_TICKET: u64 = if cfg!(CONFIG_KUNIT) {
     0
 };
 
-/// The numbers of the work item that runs jobs, of the timer, and of the work item that frees jobs.
+/// The numbers of the work item that runs jobs, the timer and the work item that frees jobs.
 const RUN: u64 = 0;
 pub(super) const TIMER: u64 = 1;
 const REAP: u64 = 2;
@@ -129,10 +129,10 @@ pub(super) struct Ended {
 
 /// A place in the hardware.
 pub(super) struct Slot {
-    /// The number of the run in this slot, 0 if it is free. A run after a reset has a new number.
+    /// The number of the run in this slot or 0 if it is free. A run after a reset has a new number.
     pub(super) ticket: u64,
     pub(super) id: Id,
-    /// The fence of the job, until the job ends. [`None`] too if the job has a fence of its own.
+    /// The fence of the job, until the job ends. [`None`] too if the job has its own fence.
     pub(super) fence: Option<DriverFence<Fences>>,
     /// How the job ended. The worker then removes the job.
     pub(super) ended: Option<Ended>,
@@ -159,15 +159,15 @@ impl Slot {
     }
 }
 
-/// The state that the spinlock of a ring guards.
+/// The state guarded by the spinlock of a ring.
 pub(super) struct State {
     /// Clients cannot add jobs any more.
     pub(super) closed: bool,
     /// The kernel cannot add jobs either: the ring is being dropped.
     dying: bool,
-    /// Why the ring does not work any more.
+    /// Why the ring is broken.
     broken: Option<Error>,
-    /// How many jobs there are, including those that are not in a queue yet.
+    /// The number of jobs, including those not in a queue yet.
     jobs: usize,
     /// The workqueue, until the ring is gone.
     pub(super) queue: Option<NonNull<bindings::workqueue_struct>>,
@@ -177,16 +177,16 @@ pub(super) struct State {
     expired: bool,
     /// Queues of clients whose first job can begin, in the order of their turns.
     ready: List<Lane, 0>,
-    /// The same for those of late jobs. This is the only list that they are in.
+    /// The same for the queues of late jobs. They are in no other list.
     late: List<Lane, 0>,
     /// All queues of clients.
     all: List<Lane, 1>,
-    /// How many jobs of the kernel were begun since one of a client was.
+    /// How many kernel jobs were begun since the last one of a client.
     in_a_row: usize,
     pub(super) slots: KVec<Slot>,
-    /// Jobs that were cancelled, for the worker to end them.
+    /// Cancelled jobs for the worker to end.
     cancelled: Fifo,
-    /// Jobs that have ended, to be freed.
+    /// Ended jobs to be freed.
     dead: Fifo,
 }
 
@@ -201,19 +201,19 @@ impl State {
             // lock.
             let queue = unsafe { workqueue::Queue::from_raw(queue.as_ptr()) };
 
-            // A work item that is queued already sees the new state.
+            // An already queued work item sees the new state.
             let _ = queue.enqueue::<Arc<Scheduler>, RUN>(scheduler.clone());
         }
     }
 
-    /// Cancels all jobs of a queue that have not begun.
+    /// Cancels all waiting jobs of a queue.
     fn cancel_all(&mut self, lane: &Lane) {
         let mut jobs = mem::replace(&mut lane.waiting.access_mut(self).jobs, Fifo::new());
 
         self.cancelled.append(&mut jobs);
     }
 
-    /// Cancels all jobs of clients that have not begun.
+    /// Cancels all waiting jobs of clients.
     fn cancel_clients(&mut self) {
         // The list is restored unchanged: cancelling the jobs of the lanes does not use it.
         let all = mem::take(&mut self.all);
@@ -231,7 +231,7 @@ impl State {
         slot.is_some_and(|slot| slot.ticket == ticket)
     }
 
-    /// Frees the slot of the job that has ended and began first, and returns how it ended.
+    /// Frees the slot of the ended job with the earliest run and returns how the job ended.
     pub(super) fn take_ended(&mut self) -> Option<(usize, Ended)> {
         let slots = self.slots.iter_mut().enumerate();
         let (index, slot) = slots
@@ -243,14 +243,14 @@ impl State {
             .map(|ended| (index, ended))
     }
 
-    /// Returns whether a queue has a job that can begin.
+    /// Returns whether the first job of a queue can begin.
     fn is_ready(&mut self, lane: &Lane) -> bool {
         let first = lane.waiting.access_mut(self).jobs.first();
 
         first.is_some_and(|node| node.deps.are_over())
     }
 
-    /// Gives a queue its turn, if it has a job that can begin.
+    /// Gives a queue its turn if its first job can begin.
     fn make_ready(&mut self, lane: &Arc<Lane>) {
         if !self.is_ready(lane) {
             return;
@@ -267,17 +267,17 @@ impl State {
     }
 }
 
-/// Calls of the driver, except for those of jobs.
+/// Calls of the driver except for those of jobs.
 ///
-/// The functions may only be called with [`Flight::hw`], while that is valid.
+/// The functions may only be called with [`Flight::hw`], while it is valid.
 pub(super) struct Calls {
     /// Resets the ring.
     pub(super) reset: unsafe fn(*const c_void) -> Result,
-    /// Returns whether the hardware is not present any more.
+    /// Returns whether the hardware is no longer present.
     pub(super) is_gone: unsafe fn(*const c_void) -> bool,
 }
 
-/// The state that only the worker accesses.
+/// The state accessed only by the worker.
 pub(super) struct Flight {
     /// The driver's hardware, until the ring is gone.
     pub(super) hw: *const c_void,
@@ -285,20 +285,20 @@ pub(super) struct Flight {
     pub(super) nodes: KVec<Option<KBox<Node>>>,
     /// The number of the last run.
     pub(super) ticket: u64,
-    /// The time since which the oldest job in the hardware is the oldest.
+    /// Since when the oldest job in the hardware has been the oldest.
     pub(super) since: Instant<Monotonic>,
     /// Until when the time of the hardware is accounted to queues.
     accounted: Instant<Monotonic>,
     /// Whether the timer is pending.
     pub(super) timer: bool,
-    /// The timer was stopped once because the ring is closed, so that it starts with the limit of a
+    /// The timer was stopped once because the ring is closed: it starts again with the limit of a
     /// closed ring.
     hurried: bool,
-    /// The ring is being dropped, and the driver was asked whether the hardware is gone.
+    /// The ring is being dropped and the driver was asked whether the hardware is gone.
     asked: bool,
 }
 
-// SAFETY: The hardware, which is `Sync`, may be used from any task.
+// SAFETY: The hardware is `Sync` and may be used from any task.
 unsafe impl Send for Flight {}
 
 /// The next step of the worker.
@@ -307,11 +307,11 @@ enum Next {
     Ended(usize, Ended),
     /// A job was cancelled.
     Cancelled(KBox<Node>, Error),
-    /// A job begins, in a slot.
+    /// A job begins in a slot.
     Run(KBox<Node>, usize, Arc<Lane>),
     /// A queue had its turn and has no job.
     Skip(Arc<Lane>),
-    /// All jobs are gone, and so is the ring.
+    /// All jobs and the ring are gone.
     Gone,
     Nothing,
 }
@@ -369,7 +369,7 @@ impl WorkItem<REAP> for Scheduler {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        // The jobs are removed one by one, and freed without the lock: jobs that end meanwhile are
+        // The jobs are removed one by one and freed without the lock. Jobs ending meanwhile are
         // freed as well.
         loop {
             let node = this.state.lock().dead.pop();
@@ -461,7 +461,7 @@ impl Scheduler {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if clients cannot add jobs any more.
+    /// `ENODEV` if clients can no longer add jobs.
     pub(super) fn add(&self, lane: &Arc<Lane>) -> Result {
         let item = item::<1>(lane).ok_or(EBUSY)?;
         let mut state = self.state.lock();
@@ -473,13 +473,13 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Removes the queue of a client, and cancels its jobs that have not begun.
+    /// Removes the queue of a client and cancels its waiting jobs.
     pub(super) fn remove(self: &Arc<Self>, lane: &Arc<Lane>) {
         let mut state = self.state.lock();
 
         lane.waiting.access_mut(&mut state).closed = true;
         state.cancel_all(lane);
-        // SAFETY: The queue is in this list, or in none.
+        // SAFETY: The queue is in this list or in none.
         let item = unsafe { state.all.remove(lane) };
         state.kick(self);
         drop(state);
@@ -490,7 +490,8 @@ impl Scheduler {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the ring is closed, `ECANCELED` if the queue is.
+    /// - `ENODEV` if the ring is closed.
+    /// - `ECANCELED` if the queue is closed.
     pub(super) fn accepts(&self, lane: &Lane) -> Result {
         let mut state = self.state.lock();
 
@@ -508,7 +509,7 @@ impl Scheduler {
         lane.waiting.access_mut(&mut self.state.lock()).hangs
     }
 
-    /// Counts a job that has hung. A client that does that again and again gets no more jobs.
+    /// Counts a hung job. A client with too many of them gets no more jobs.
     pub(super) fn blame(self: &Arc<Self>, lane: &Lane) {
         let mut state = self.state.lock();
         let waiting = lane.waiting.access_mut(&mut state);
@@ -521,7 +522,7 @@ impl Scheduler {
         }
     }
 
-    /// Counts a job of a queue, if the queue may have one more.
+    /// Counts a job of a queue if the queue may have one more.
     pub(super) fn admit(&self, is_kernel: bool) -> Result {
         let mut state = self.state.lock();
 
@@ -532,7 +533,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Returns how many jobs there are, including those that are not in a queue yet.
+    /// Returns the number of jobs, including those not in a queue yet.
     pub(super) fn jobs(&self) -> usize {
         self.state.lock().jobs
     }
@@ -547,7 +548,7 @@ impl Scheduler {
         }
     }
 
-    /// Puts a job, which was admitted, into its queue.
+    /// Puts an admitted job into its queue.
     pub(super) fn push(self: &Arc<Self>, lane: &Arc<Lane>, node: KBox<Node>) {
         let mut state = self.state.lock();
         let is_closed =
@@ -572,7 +573,7 @@ impl Scheduler {
         state.kick(self);
     }
 
-    /// Cancels a job that has not begun, and returns whether it was cancelled.
+    /// Cancels a waiting job and returns whether it was cancelled.
     pub(super) fn cancel(self: &Arc<Self>, lane: &Arc<Lane>, id: Id) -> bool {
         let mut state = self.state.lock();
         let jobs = &mut lane.waiting.access_mut(&mut state).jobs;
@@ -586,8 +587,8 @@ impl Scheduler {
         true
     }
 
-    /// Ends the run of a job, with the number `ticket`. Returns its fence, unless the run is over.
-    /// Without a result the driver has dropped the job.
+    /// Ends the run of a job with the number `ticket`. Returns its fence unless the run is over.
+    /// Without a result, the driver has dropped its `Done`.
     pub(super) fn end(
         self: &Arc<Self>,
         slot: usize,
@@ -615,7 +616,7 @@ impl Scheduler {
         Some(ended)
     }
 
-    /// Cancels the jobs of clients that have not begun, and accepts no more from them.
+    /// Cancels the waiting jobs of clients and accepts no more from them.
     pub(super) fn close(self: &Arc<Self>) {
         let mut state = self.state.lock();
 
@@ -624,7 +625,7 @@ impl Scheduler {
         state.kick(self);
     }
 
-    /// Accepts no more jobs from clients and the kernel, and waits for the end of all jobs.
+    /// Accepts no more jobs from clients and the kernel and waits for the end of all jobs.
     pub(super) fn end_all(self: &Arc<Self>) {
         self.close();
         {
@@ -637,8 +638,8 @@ impl Scheduler {
         self.gone.wait_for_completion();
     }
 
-    /// Makes the worker ask the driver about the oldest job, if the run with the number `ticket` is
-    /// not over.
+    /// Makes the worker ask the driver about the oldest job unless the run with the number `ticket`
+    /// is over.
     pub(super) fn expire(self: &Arc<Self>, slot: usize, ticket: u64) {
         let mut state = self.state.lock();
 
@@ -683,16 +684,16 @@ impl Scheduler {
         state.all = all;
     }
 
-    /// Cancels all jobs that have not begun, because the ring does not work any more. Those of the
-    /// kernel are cancelled in their turn, when their dependencies have signalled: the memory that
-    /// such a job was to fill has users that wait for its fence alone.
+    /// Cancels all waiting jobs because the ring is broken. A kernel job is cancelled in its turn
+    /// when its dependencies have signalled: users of the memory it was to fill wait for its fence
+    /// alone.
     pub(super) fn give_up(self: &Arc<Self>, state: &mut State, error: Error) {
         state.closed = true;
         state.broken = Some(error);
         state.cancel_clients();
     }
 
-    /// Removes the workqueue, so that nothing uses it any more.
+    /// Removes the workqueue and the hardware, so that nothing uses them any more.
     pub(super) fn detach(&self) {
         self.state.lock().queue = None;
         self.flight.lock().hw = core::ptr::null();
@@ -715,7 +716,7 @@ impl Scheduler {
         let Some(free) = state.slots.iter().position(|slot| slot.ticket == 0) else {
             return Next::Nothing;
         };
-        // Clients cause jobs of the kernel, as many as they like: each new object is cleared.
+        // Clients cause as many kernel jobs as they like: each new object is cleared.
         let clients_turn = state.in_a_row >= KERNEL_MAX && !state.ready.is_empty();
         let kernel = self
             .kernel()
@@ -757,7 +758,7 @@ impl Scheduler {
         }
     }
 
-    /// Runs jobs, ends those that were cancelled, and frees those that have ended.
+    /// Runs jobs, ends cancelled ones and frees ended ones.
     fn work(self: &Arc<Self>) {
         // Other tasks wait for the fences.
         let _section = SignallingSection::begin();
@@ -792,7 +793,7 @@ impl Scheduler {
         self.state.lock().kick(self);
     }
 
-    /// Asks the driver about the oldest job, or whether the hardware is gone, if that was
+    /// Asks the driver about the oldest job, or whether the hardware is gone, if this was
     /// requested.
     fn look(self: &Arc<Self>, flight: &mut Flight) {
         let (expired, closed, dying) = {
@@ -802,7 +803,7 @@ impl Scheduler {
         };
 
         if closed && !mem::replace(&mut flight.hurried, true) {
-            // The worker sets it again.
+            // The worker restarts it.
             self.stop_timer(false);
             flight.timer = false;
         }
@@ -817,10 +818,11 @@ impl Scheduler {
         }
     }
 
-    /// Tells the driver that the job of a slot, which is free by now, has ended, and has it freed.
+    /// Notifies the driver of the end of the job in a slot and has the job freed. The slot is free
+    /// by now.
     pub(super) fn finish(self: &Arc<Self>, flight: &mut Flight, slot: usize, ended: Ended) {
-        // The hardware does jobs in their order, so it has worked on this one since the end of the
-        // one before, unless one before is still running: then this one has not begun there.
+        // The hardware does jobs in their order. So it has worked on this one since the end of the
+        // one before, unless an earlier one is still running: then this one has not begun there.
         let busy = match self.oldest(0, ended.ticket) {
             None => (ended.at - flight.accounted).as_nanos().max(0),
             Some(_) => 0,
@@ -838,7 +840,7 @@ impl Scheduler {
         }
     }
 
-    /// Starts a job in a slot that is free.
+    /// Starts a job in a free slot.
     fn start(self: &Arc<Self>, flight: &mut Flight, mut node: KBox<Node>, slot: usize) {
         if flight.nodes.iter().all(Option::is_none) {
             flight.since = Instant::now();
@@ -866,8 +868,7 @@ impl Scheduler {
         ticket: u64,
     ) {
         trace::run(&self.name, node.id);
-        // SAFETY: The hardware is valid until `detach()`, which the ring calls when there is no job
-        // any more.
+        // SAFETY: The hardware is valid until `detach()`, which the ring calls when no job is left.
         unsafe { node.payload.run(flight.hw, Done::new(self, slot, ticket)) };
         trace::started(&self.name, node.id);
     }
@@ -875,7 +876,7 @@ impl Scheduler {
     /// Schedules a job to be freed.
     fn bury(self: &Arc<Self>, node: KBox<Node>) {
         self.state.lock().dead.push(node);
-        // A work item that is queued already frees this job as well.
+        // An already queued work item frees this job as well.
         let _ = workqueue::system_long().enqueue::<Arc<Self>, REAP>(self.clone());
     }
 }

@@ -2,7 +2,7 @@
 
 //! The tracepoints of jobs.
 //!
-//! The functions are neither generic nor inlined, so that modules need no symbol of tracepoints.
+//! The functions are neither generic nor inlined: modules need no tracepoint symbols.
 //!
 //! C header: [`include/trace/events/drm_queue.h`](srctree/include/trace/events/drm_queue.h)
 
@@ -13,7 +13,7 @@ use super::{
 use crate::prelude::*;
 
 /// The C side of the tracepoints.
-// The arguments of the macro are the parameters of the functions that it makes, which are unsafe.
+// The arguments of the macro are the parameters of the unsafe functions it creates.
 #[allow(clippy::macro_metavars_in_unsafe)]
 mod raw {
     use crate::ffi::{
@@ -24,7 +24,7 @@ mod raw {
     crate::declare_trace! {
         /// # Safety
         ///
-        /// `ring` must be a NUL terminated string.
+        /// `ring` must be a NUL-terminated string.
         pub(super) unsafe fn drm_queue_submit(
             ring: *const c_char,
             context: u64,
@@ -34,15 +34,15 @@ mod raw {
         );
         /// # Safety
         ///
-        /// `ring` must be a NUL terminated string.
+        /// `ring` must be a NUL-terminated string.
         pub(super) unsafe fn drm_queue_run(ring: *const c_char, context: u64, seqno: u64);
         /// # Safety
         ///
-        /// `ring` must be a NUL terminated string.
+        /// `ring` must be a NUL-terminated string.
         pub(super) unsafe fn drm_queue_started(ring: *const c_char, context: u64, seqno: u64);
         /// # Safety
         ///
-        /// `ring` must be a string.
+        /// `ring` must be a NUL-terminated string.
         pub(super) unsafe fn drm_queue_done(
             ring: *const c_char,
             context: u64,
@@ -52,29 +52,29 @@ mod raw {
     }
 }
 
-/// Traces that a job is in its queue, with the number of its dependencies that have not signalled.
+/// Traces the submission of a job and the number of its unsignalled dependencies.
 #[inline(never)]
 pub(super) fn submit(ring: &Name, id: Id, dependencies: u32, external: bool) {
     // SAFETY: A name ends with a NUL.
     unsafe { raw::drm_queue_submit(ring.as_ptr(), id.context, id.seqno, dependencies, external) }
 }
 
-/// Traces that a job begins.
+/// Traces the start of a job.
 #[inline(never)]
 pub(super) fn run(ring: &Name, id: Id) {
     // SAFETY: As in `submit()`.
     unsafe { raw::drm_queue_run(ring.as_ptr(), id.context, id.seqno) }
 }
 
-/// Traces that the driver has begun with a job, and has rung the doorbell if the hardware has one.
-/// The job may be done already.
+/// Traces a job just started by the driver. The doorbell was rung if the hardware has one. The job
+/// may already be done.
 #[inline(never)]
 pub(super) fn started(ring: &Name, id: Id) {
     // SAFETY: As in `submit()`.
     unsafe { raw::drm_queue_started(ring.as_ptr(), id.context, id.seqno) }
 }
 
-/// Traces that a job has ended, or was cancelled before it has begun.
+/// Traces the end of a job or its cancellation before it began.
 #[inline(never)]
 pub(super) fn done(ring: &Name, id: Id, result: Result) {
     let ret = match result {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Arrays of sync objects in the argument of an ioctl: the dependencies of work, and the targets of
+//! Arrays of sync objects in the argument of an ioctl: the dependencies of work and the targets of
 //! its fence.
 //!
-//! An ioctl that queues work gets two of them. A call that fails has queued nothing, so all steps
-//! that can fail come before the work is queued: the arrays are read, the fences looked up, and the
-//! points of timelines allocated. After that the fence is put into its targets, which does not
-//! fail.
+//! An ioctl queueing work gets two of them. A failed call has queued nothing. So all fallible steps
+//! come before the work is queued: the arrays are read, the fences looked up and the points of
+//! timelines allocated. After that the fence is put into its targets, which does not fail.
 //!
 //! C header: [`include/uapi/drm/drm_sync_entry.h`](srctree/include/uapi/drm/drm_sync_entry.h)
 
@@ -36,7 +35,7 @@ use core::{
     num::NonZeroU64, //
 };
 
-/// The longest entry that a caller may pass, in bytes.
+/// The maximum size in bytes of an entry passed by a caller.
 const ENTRY_MAX: u32 = 4096;
 
 const _: () = {
@@ -59,7 +58,7 @@ fn check(ok: bool) -> Result {
     }
 }
 
-/// An array of the caller, of `struct drm_sync_entry`.
+/// An array of `struct drm_sync_entry` in the memory of the caller.
 pub struct SyncArray {
     addr: UserPtr,
     /// The distance of two entries in bytes.
@@ -73,7 +72,7 @@ impl SyncArray {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there are more than `count_max` entries, or their size is invalid.
+    /// `EINVAL` if there are more than `count_max` entries or their size is invalid.
     pub fn new(count_max: u32, addr: u64, count: u32, size: u32) -> Result<Self> {
         if count == 0 {
             return Ok(Self {
@@ -93,7 +92,7 @@ impl SyncArray {
         })
     }
 
-    /// Reads all entries, and converts each object and its point by `make`.
+    /// Reads all entries and converts each object and its point by `make`.
     fn read<F: DriverFile, R>(
         &self,
         file: &drm::File<F>,
@@ -119,30 +118,30 @@ impl SyncArray {
         Ok(list)
     }
 
-    /// Returns the fences that the work depends on.
+    /// Returns the dependencies of the work.
     ///
     /// # Errors
     ///
     /// - `EFAULT` if the array cannot be read.
-    /// - `E2BIG` if an entry is not zero beyond the part that the kernel knows.
-    /// - `ENOENT` for a handle that is unknown.
-    /// - `EINVAL` for an unknown flag, and if there is no fence.
+    /// - `E2BIG` if an entry is not zero beyond the part known to the kernel.
+    /// - `ENOENT` for an unknown handle.
+    /// - `EINVAL` for an unknown flag and if there is no fence.
     /// - `ENOMEM` if memory runs out.
     pub fn fences<F: DriverFile>(&self, file: &drm::File<F>) -> Result<KVec<ARef<AnyFence>>> {
         self.read(file, |obj, point| obj.fence_at(point))
     }
 
-    /// Makes the targets of the fence of the work.
+    /// Creates the targets of the fence of the work.
     ///
     /// # Errors
     ///
-    /// As for [`Self::fences`]; the objects need no fence.
+    /// As for [`Self::fences`]. The objects need no fence.
     pub fn places<F: DriverFile>(&self, file: &drm::File<F>) -> Result<Places> {
         self.read(file, Place::new).map(Places)
     }
 }
 
-/// A target of the fence of work, with all resources to put the fence there.
+/// A target of the fence of work and all resources for putting the fence there.
 enum Place {
     SyncObj(ARef<SyncObj>),
     Point(ARef<SyncObj>, ChainNode, NonZeroU64),
@@ -161,7 +160,7 @@ impl Place {
 pub struct Places(KVec<Place>);
 
 impl Places {
-    /// Puts the fence of the work into the targets, in their order.
+    /// Puts the fence of the work into the targets in their order.
     pub fn put(self, fence: &Fence) {
         for place in self.0 {
             match place {

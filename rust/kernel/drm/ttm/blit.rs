@@ -3,13 +3,12 @@
 //! Copies of bytes from one object to another.
 //!
 //! A [`Blit`] is work for the engine of a device, as a [`Transfer`](super::Transfer) is. It begins
-//! and ends at any byte, and one side may be the buffer of another device.
+//! and ends at any byte. One side may be the buffer of another device.
 //!
 //! # Locking
 //!
 //! A blit is done and dropped while others may wait for its fence, so it takes no lock then. A
-//! worker later takes the reservation of a buffer of another device, which is needed to unmap the
-//! buffer.
+//! worker later takes the reservation of a buffer of another device to unmap the buffer.
 //!
 //! C header: [`include/linux/iosys-map.h`](srctree/include/linux/iosys-map.h)
 
@@ -51,7 +50,7 @@ use crate::{
 };
 use core::mem::ManuallyDrop;
 
-/// The time in which the CPU may access a buffer of another device. Dropping it ends the access.
+/// A CPU access to a buffer of another device. Dropping it ends the access.
 pub(crate) struct CpuAccess {
     buf: ARef<DmaBuf>,
     dir: DataDirection,
@@ -59,8 +58,8 @@ pub(crate) struct CpuAccess {
 }
 
 impl CpuAccess {
-    /// Begins the access, and waits for the work that `dir` conflicts with. No reservation may be
-    /// held, neither here nor when the value is dropped.
+    /// Begins the access and waits for work conflicting with `dir`. No reservation may be held here
+    /// or when the value is dropped.
     pub(crate) fn begin(buf: &DmaBuf, dir: DataDirection) -> Result<Arc<Self>> {
         buf.begin_cpu_access(dir)?;
         let access = Self {
@@ -73,9 +72,9 @@ impl CpuAccess {
         Ok(Arc::new(access, GFP_KERNEL)?)
     }
 
-    /// Ends the access, unless it has ended: devices see the writes of the CPU when this returns.
+    /// Ends the access unless it has ended: devices see the writes of the CPU when this returns.
     ///
-    /// The exporter takes the reservation, which may not be held.
+    /// The exporter takes the reservation, so it must not be held.
     pub(crate) fn end(&self) {
         if !self.ended.xchg(true, Relaxed) {
             // An error cannot be reported to a caller: the bytes are where the exporter has mapped
@@ -91,15 +90,15 @@ impl Drop for CpuAccess {
     }
 }
 
-/// A buffer of another device, mapped into the kernel (vmap) until the value is dropped, or a
-/// little longer: a worker unmaps it, so that the value may be dropped with reservations held.
+/// A buffer of another device, mapped into the kernel (vmap) until the value is dropped or a little
+/// longer: a worker unmaps it, so the value may be dropped with reservations held.
 ///
 /// All of the buffer is mapped, even to copy one byte, because dma-buf has no mapping of a part.
-/// Copies that overlap share a mapping: the core maps for the first user and counts the others. The
-/// mapping is not kept between copies: it is a pin, and no callback revokes it. It would count
-/// against the exporter's limit of pins, make the exporter refuse importers that cannot reach the
-/// buffer where it is, keep its device active, and hold up an unbind of that device, for an
-/// importer that may never copy again.
+/// Concurrent copies share a mapping: the core maps for the first user and counts the others. The
+/// mapping is not kept between copies because it is a pin and no callback revokes it. It would
+/// count against the exporter's limit of pins and make the exporter refuse importers that cannot
+/// reach the buffer where it is. It would also keep the exporter's device active and hold up its
+/// unbind, for an importer that may never copy again.
 pub(crate) struct VmappedImport(ManuallyDrop<Pin<KBox<GiveBack>>>);
 
 #[pin_data]
@@ -128,16 +127,17 @@ impl VmappedImport {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `resv` is not the reservation of the buffer, or the exporter has no mappings
+    /// - `EINVAL` if `resv` is not the reservation of the buffer or the exporter has no mappings
     ///   for the kernel.
-    /// - `ENOMEM` if memory runs out, and what the exporter returns.
+    /// - `ENOMEM` if memory runs out.
+    /// - The errors of the exporter.
     // Not inlined into modules: the lock class and its name stay in the kernel crate.
     #[inline(never)]
     pub(crate) fn new(access: Arc<CpuAccess>, resv: &mut LockedResv<'_>) -> Result<Self> {
         let memory = KBox::<GiveBack>::new_uninit(GFP_KERNEL)?;
         let map = VMap::new_locked(access.buf.clone(), resv)?;
 
-        // The initialization cannot fail, because the memory is allocated.
+        // The initialization cannot fail because the memory is allocated.
         Ok(Self(ManuallyDrop::new(memory.write_pin_init(
             pin_init!(
                 GiveBack {
@@ -165,12 +165,12 @@ impl Drop for VmappedImport {
     }
 }
 
-/// Bytes of one object that are to be copied to another, or to another place of the same object.
+/// Bytes to be copied from one object to another or to another place of the same object.
 ///
 /// # Invariants
 ///
-/// - Both sides have `size` bytes from their offset on, and these do not overlap.
-/// - A side in system memory has all of its pages, as long as the value exists.
+/// - Both sides have `size` bytes from their offset on. These do not overlap.
+/// - A side in system memory has all of its pages as long as the value exists.
 pub struct Blit {
     from: Side,
     from_at: usize,
@@ -188,8 +188,8 @@ unsafe impl Sync for Blit {}
 impl Blit {
     /// # Safety
     ///
-    /// - Both sides must have `size` bytes from their offset on, which do not overlap.
-    /// - As long as the value exists, a side that is in system memory must have all of its pages.
+    /// - Both sides must have `size` bytes from their offset on. These must not overlap.
+    /// - A side in system memory must have all of its pages as long as the value exists.
     pub(crate) unsafe fn new(from: (Side, usize), to: (Side, usize), size: usize) -> Self {
         // INVARIANT: By the safety requirements.
         Self {
@@ -201,14 +201,14 @@ impl Blit {
         }
     }
 
-    /// Returns the source of the copy, and the offset of the first byte.
+    /// Returns the source of the copy and the offset of the first byte.
     #[inline]
     pub fn from(&self) -> (Memory<'_>, usize) {
         // SAFETY: By the type invariant.
         (unsafe { self.from.memory() }, self.from_at)
     }
 
-    /// Returns the target of the copy, and the offset of the first byte.
+    /// Returns the target of the copy and the offset of the first byte.
     #[inline]
     pub fn to(&self) -> (Memory<'_>, usize) {
         // SAFETY: By the type invariant.
@@ -228,11 +228,11 @@ impl Blit {
             .all(|memory| memory.is_in_bar(len))
     }
 
-    /// Makes the copy by the CPU. Does not allocate memory.
+    /// Does the copy by the CPU. Does not allocate memory.
     ///
     /// # Safety
     ///
-    /// `vram` must be the address of VRAM, in which all ranges of both sides are mapped.
+    /// `vram` must be the address of VRAM with all ranges of both sides mapped.
     pub(super) unsafe fn by_cpu(&self, vram: *mut c_void) {
         /// How many bytes are copied before other tasks may use the processor.
         const MOST: usize = 1 << 20;
@@ -244,7 +244,7 @@ impl Blit {
             let to = Chunk::new(self.to().0, self.to_at + done, vram);
             let len = from.len.min(to.len).min(self.size - done).min(MOST);
             if len == 0 {
-                // The bytes are outside of a side, which the type invariant excludes.
+                // The bytes are outside a side. The type invariant excludes this.
                 return;
             }
 
@@ -256,7 +256,7 @@ impl Blit {
         }
     }
 
-    /// Returns the address of a byte of I/O memory that was written to, [`None`] if none was.
+    /// Returns the address of a written byte of I/O memory, or [`None`] if none was written.
     pub(super) fn written(&self, vram: *mut c_void) -> Option<*mut c_void> {
         let to = Chunk::new(self.to().0, self.to_at, vram);
 
@@ -264,7 +264,7 @@ impl Blit {
     }
 }
 
-/// A contiguous piece of one side that is mapped. Mapped pages are unmapped in the reverse order.
+/// A contiguous mapped piece of one side. Mapped pages are unmapped in the reverse order.
 struct Chunk {
     map: IosysMap,
     len: usize,
@@ -272,7 +272,7 @@ struct Chunk {
 }
 
 impl Chunk {
-    /// Maps the contiguous piece that begins at `at`; nothing if `at` is outside.
+    /// Maps the contiguous piece beginning at `at`, or nothing if `at` is outside.
     fn new(memory: Memory<'_>, at: usize, vram: *mut c_void) -> Self {
         let (addr, len, is_iomem, is_page) = match memory {
             Memory::Vram(ranges) => {
@@ -323,7 +323,7 @@ impl Chunk {
 impl Drop for Chunk {
     fn drop(&mut self) {
         if self.is_page {
-            // SAFETY: The address is inside of the page that was mapped last.
+            // SAFETY: The address is inside the page that was mapped last.
             unsafe { bindings::kunmap_local(self.map.addr()) };
         }
     }
@@ -340,7 +340,7 @@ unsafe fn copy_bytes(to: IosysMap, from: IosysMap, len: usize) {
     const BOUNCE: usize = 256;
 
     let (to_addr, from_addr) = (to.addr(), from.addr());
-    // SAFETY: By the safety requirements. The buffer has room for the bytes that are copied to it.
+    // SAFETY: By the safety requirements. The buffer has room for the bytes copied to it.
     unsafe {
         match (to.is_iomem(), from.is_iomem()) {
             // Not `copy_nonoverlapping()`: others may write to the memory meanwhile.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The CPU as an engine, for devices that cannot copy themselves.
+//! The CPU as an engine for devices without a copy engine.
 
 use super::{
     engine::{
@@ -61,11 +61,10 @@ impl RingOps for CpuRing {
     fn run(hw: &HwOf<'_, Self>, job: &mut Option<Job>, done: Done) {
         let window = hw.window();
         let result = match job {
-            // The source may have content of other objects, which cannot be taken back once it is
-            // copied.
+            // The source may have content of other objects. A copy of it cannot be undone.
             Some(job) if job.is_void() => Err(EIO),
             Some(job) if job.work().is_in_bar(window.len()) => {
-                // SAFETY: The window, in which all ranges are, is mapped as long as there is
+                // SAFETY: The mapping of the BAR contains all ranges and stays as long as there is
                 // hardware.
                 if unsafe { by_cpu(job.work(), window.as_ptr(), window.as_pci()) } {
                     Ok(())
@@ -88,21 +87,22 @@ impl RingOps for CpuRing {
 
 /// The CPU as the copy engine of a device. It does jobs one after the other.
 ///
-/// It owns the CPU's view of VRAM. Dropping it waits for the moves in the queue, and cancels copies
-/// of clients that have not begun: see [`Ring`].
+/// It owns the CPU's view of VRAM. Dropping it waits for the moves in the queue and cancels waiting
+/// copies of clients (see [`Ring`]).
 ///
 /// # Invariants
 ///
-/// `ring` was made for `'a`; the longer lifetime lets the type be covariant, as a [`BarMapping`] is.
+/// `ring` was created for `'a`. The longer lifetime lets the type be covariant, as a [`BarMapping`]
+/// is.
 pub struct CpuEngine<'a> {
     ring: Ring<'static, CpuRing>,
-    /// The log says that VRAM is larger than the window.
+    /// The log has reported that VRAM is larger than the mapping.
     has_warned: Atomic<bool>,
     _p: PhantomData<BarMapping<'a>>,
 }
 
 impl<'a> CpuEngine<'a> {
-    /// Makes an engine for the VRAM that `window` shows.
+    /// Creates an engine for the VRAM shown by `window`.
     ///
     /// # Errors
     ///
@@ -116,34 +116,34 @@ impl<'a> CpuEngine<'a> {
         let dev = window.device();
         let view = CpuView::new(window)?;
 
-        // SAFETY: A window borrows from the bound device only, and the rest of the view from
+        // SAFETY: A `BarMapping` borrows from the bound device only and the rest of the view from
         // nothing.
         let ring = unsafe { Ring::<CpuRing>::with_hw(dev, &config, Ok(view)) }?;
 
-        // INVARIANT: The ring was made for `'a`.
+        // INVARIANT: The ring was created for `'a`.
         Ok(Self {
-            // SAFETY: Lifetimes do not change the layout. The value is not used beyond `'a`, and
-            // methods return references to it with that lifetime at most, which is shorter.
+            // SAFETY: Lifetimes do not change the layout. The value is not used beyond `'a`.
+            // Methods return references to it with the lifetime `'a` at most, which is shorter.
             ring: unsafe { mem::transmute::<Ring<'a, CpuRing>, Ring<'static, CpuRing>>(ring) },
             has_warned: Atomic::new(false),
             _p: PhantomData,
         })
     }
 
-    /// Returns the CPU's view of VRAM, for the [`Engine::cpu`] of another engine.
+    /// Returns the CPU's view of VRAM for the [`Engine::cpu`] of another engine.
     #[inline]
     pub fn view(&self) -> &CpuView<'a> {
         self.ring.hw()
     }
 
-    /// Returns the window of the BAR.
+    /// Returns the mapping of the BAR.
     #[inline]
     pub fn window(&self) -> &BarMapping<'a> {
         self.view().window()
     }
 
-    /// Makes the queue of a client that may have `limit` copies at a time, see
-    /// [`Device::copy_queue`](crate::drm::gem::ttm::Device::copy_queue).
+    /// Creates the queue of a client for up to `limit` copies at a time (see
+    /// [`Device::copy_queue`](crate::drm::gem::ttm::Device::copy_queue)).
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ impl<'a> CpuEngine<'a> {
         self.ring.queue(limit, group)
     }
 
-    /// Cancels copies of clients that have not begun, and accepts no more: see [`Ring::close`].
+    /// Cancels waiting copies of clients and accepts no more (see [`Ring::close`]).
     #[inline]
     pub fn close(&self) {
         self.ring.close();
@@ -182,7 +182,8 @@ impl Engine for CpuEngine<'_> {
 
     /// # Errors
     ///
-    /// `EINVAL` if a part of the work is not inside the window, and those of [`Plan::entry`].
+    /// - `EINVAL` if a part of the work is not inside the BAR.
+    /// - The errors of [`Plan::entry`].
     #[inline(never)]
     fn prepare(&self, work: &Work, plan: Plan<'_, CpuRing>) -> Result<Entry<CpuRing>> {
         if !work.is_in_bar(self.window().len()) {
@@ -197,7 +198,7 @@ impl Engine for CpuEngine<'_> {
         plan.entry(self.ring.kernel())
     }
 
-    /// Queues a job. A job of which a part is not inside the window fails with `EINVAL`.
+    /// Queues a job. It fails with `EINVAL` if a part of it is not inside the BAR.
     #[inline(never)]
     fn run(&self, job: Job, ready: Entry<CpuRing>) {
         let fence: ARef<Fence> = job.fence().into();

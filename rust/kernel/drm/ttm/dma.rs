@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The DMA addresses of system memory, for engines that reach it by DMA.
+//! The DMA addresses of system memory for engines that reach it by DMA.
 //!
-//! The pages of an object are mapped when it moves to [`Place::TT`](super::Place::TT), all of them
-//! as one scatter table whose neighbours are merged. They are unmapped when it moves to
-//! [`Place::SYSTEM`](super::Place::SYSTEM), before TTM frees them, and when the DRM device is
+//! The pages of an object are mapped when it moves to [`Place::TT`](super::Place::TT), as one
+//! scatter table with merged neighbours. They are unmapped when it moves to
+//! [`Place::SYSTEM`](super::Place::SYSTEM), before TTM frees them and when the DRM device is
 //! unplugged. The content stays in the pages. Buffers of other devices are mapped by their
-//! exporters, and not here.
+//! exporters and not here.
 //!
-//! The mappings are made without synchronization for the CPU, as in xe: the device must be
-//! coherent, and reach all system memory. [`check_device`] checks the latter.
+//! The mappings are created without synchronization for the CPU, as in xe: the device must be
+//! coherent and reach all system memory. [`check_device`] checks the latter.
 //!
 //! # Locking
 //!
-//! The mutex guards the list, and is held while a table is unmapped, so that an unplug waits for
-//! the unmap. It is taken with the reservation of an object held, or by a worker that frees memory.
+//! The mutex guards the list. It is held while a table is unmapped, so an unplug waits for the
+//! unmap. It is taken with the reservation of an object held or by a worker that frees memory.
 //! Nothing is allocated while it is held.
 //!
 //! C header: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h)
@@ -72,13 +72,13 @@ pub(in crate::drm) fn check_device(dev: &device::Device<device::Bound>) -> Resul
 ///
 /// # Invariants
 ///
-/// `sgt` is an initialized table, which was mapped and does not change any more.
+/// `sgt` is an initialized table. It was mapped and does not change any more.
 pub(crate) struct Table {
     sgt: Opaque<bindings::sg_table>,
     len: u64,
 }
 
-// SAFETY: The table does not change, and may be freed by any task.
+// SAFETY: The table does not change and may be freed by any task.
 unsafe impl Send for Table {}
 
 // SAFETY: As for `Send`.
@@ -89,8 +89,8 @@ impl Table {
     ///
     /// # Safety
     ///
-    /// - `dev` must be bound, and `tt` have all of its pages.
-    /// - [`Self::unmap`] must be called once, while both conditions hold.
+    /// - `dev` must be bound and `tt` must have all of its pages.
+    /// - [`Self::unmap`] must be called once while both conditions hold.
     // Not inlined into modules, which cannot call the functions.
     #[inline(never)]
     unsafe fn new(dev: &device::Device, tt: NonNull<bindings::ttm_tt>) -> Result<Arc<Self>> {
@@ -116,14 +116,14 @@ impl Table {
                 bindings::GFP_KERNEL,
             )
         })?;
-        // SAFETY: The table was just made, and the device is bound.
+        // SAFETY: The table was just created and the device is bound.
         to_result(unsafe { bindings::dma_map_sgtable(dev.as_raw(), sgt.get(), BOTH_WAYS, ATTRS) })
             .inspect_err(|_| {
                 // SAFETY: The table is not mapped.
                 unsafe { bindings::sg_free_table(sgt.get()) }
             })?;
 
-        // INVARIANT: The table was mapped above. It may be moved, because nothing points to it.
+        // INVARIANT: The table was mapped above. It may be moved because nothing points to it.
         Ok(memory.write(Self { sgt, len }).into())
     }
 
@@ -131,7 +131,7 @@ impl Table {
     ///
     /// # Safety
     ///
-    /// Must be called once, with the device for which the table was made, while it is bound.
+    /// Must be called once with the device of the table while the device is bound.
     #[inline(never)]
     unsafe fn unmap(&self, dev: &device::Device) {
         // SAFETY: As promised by the caller; by the type invariant the table was mapped.
@@ -141,7 +141,7 @@ impl Table {
     }
 
     fn segments(&self) -> Segments<'_> {
-        // SAFETY: By the type invariant the table is initialized, and does not change.
+        // SAFETY: By the type invariant the table is initialized and does not change.
         let (sg, left) = unsafe { ((*self.sgt.get()).sgl, (*self.sgt.get()).nents) };
 
         Segments {
@@ -159,12 +159,12 @@ impl Drop for Table {
     }
 }
 
-/// An iterator over the DMA addresses of system memory in the order of the object: the address and
-/// the length in bytes of each piece.
+/// An iterator over the DMA addresses of system memory in the order of the object. It returns the
+/// address and the length in bytes of each piece.
 ///
 /// # Invariants
 ///
-/// `sg` is an entry of a mapped table that is valid for `'a`, with `left - 1` more after it, unless
+/// `sg` is an entry of a mapped table valid for `'a` with `left - 1` more entries after it, unless
 /// `left` is 0.
 pub struct Segments<'a> {
     sg: *mut bindings::scatterlist,
@@ -226,15 +226,16 @@ impl Tables {
         self.list.lock().get(&tt.addr().get()).cloned()
     }
 
-    /// Maps the pages of `tt`, unless they are mapped.
+    /// Maps the pages of `tt` unless they are mapped.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if memory runs out, and the errors of `dma_map_sgtable()`.
+    /// - `ENOMEM` if memory runs out.
+    /// - The errors of `dma_map_sgtable()`.
     ///
     /// # Safety
     ///
-    /// - `dev` must be bound, and [`Self::unmap_all`] be called before it is unbound, but after
+    /// - `dev` must be bound. [`Self::unmap_all`] must be called before it is unbound but after
     ///   this function has returned.
     /// - `tt` must have all of its pages until [`Self::unmap`] is called.
     /// - The reservation of the object that owns `tt` must be held.
@@ -251,18 +252,18 @@ impl Tables {
         // SAFETY: As promised by the caller. A table is unmapped when it is removed from the list.
         let table = unsafe { Table::new(dev, tt) }?;
         self.mapped.fetch_add(table.len, Relaxed);
-        // No other task maps the pages, because the reservation is held.
+        // No other task maps the pages because the reservation is held.
         self.list
             .lock()
             .insert(room.into_node(tt.addr().get(), table));
         Ok(())
     }
 
-    /// Ends the mapping of `tt`, if it is mapped.
+    /// Ends the mapping of `tt` if it is mapped.
     ///
     /// # Safety
     ///
-    /// No job that uses the mapping may be left. `dev` must be the device for which it was made.
+    /// No job may still use the mapping. `dev` must be the device of the mapping.
     pub(in crate::drm) unsafe fn unmap(&self, dev: &device::Device, tt: NonNull<bindings::ttm_tt>) {
         let mut list = self.list.lock();
 
@@ -274,12 +275,12 @@ impl Tables {
         }
     }
 
-    /// Ends all mappings. A table that still has another reference is logged for debugging: it
-    /// belongs to a job that the driver did not finish, or to a task whose move is about to fail.
+    /// Ends all mappings. A table with another reference is logged for debugging: it belongs to a
+    /// job not finished by the driver or to a task whose move is about to fail.
     ///
     /// # Safety
     ///
-    /// `dev` must be the device for which the mappings were made.
+    /// `dev` must be the device of the mappings.
     pub(in crate::drm) unsafe fn unmap_all(&self, dev: &device::Device) {
         let mut list = self.list.lock();
 

@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The engines of a device, which move, clear and copy the content of objects.
+//! The engines of a device. They move, clear and copy the content of objects.
 //!
-//! A move is a [`Job`]: the source and the target, and the fence that signals when the move is
-//! done. The layer makes the job in two steps, because other tasks wait for the fence while they
-//! reclaim memory:
+//! A move is a [`Job`]: the source, the target and a fence that signals when the move is done. The
+//! layer creates the job in two steps because other tasks wait for the fence while they reclaim
+//! memory:
 //!
-//! - [`Engine::prepare`] allocates what the job needs. It may fail, and has no effect then.
-//! - [`Engine::run`] starts the job. It cannot fail, and is in the path that leads to the signal:
-//!   the layer annotates it by a [`SignallingSection`], so that lockdep reports an allocation that
-//!   waits and a reservation that is taken there. It gets the job and what was prepared: no object,
-//!   no reservation and no registration data.
+//! - [`Engine::prepare`] allocates what the job needs. It may fail and then has no effect.
+//! - [`Engine::run`] starts the job. It cannot fail and is in the signalling path. The layer
+//!   annotates it by a [`SignallingSection`], so lockdep reports allocations that wait and
+//!   reservations taken there. It gets the job and the result of the preparation: no object, no
+//!   reservation and no registration data.
 //!
 //! # Order
 //!
-//! Each engine has a [`FenceContext`] for moves, which it does in the order in which they were
-//! made, and each client that copies has one of its own ([`CopyQueue`]). VRAM that an object leaves
-//! by an eviction is given to the next one at once. Between moves of one engine the order protects
-//! the memory. In all other cases fences do: TTM keeps the fence of the last eviction of each engine
-//! and adds all of them to the reservation of the new owner, and the layer makes the work on the
-//! objects of a job its dependencies ([`Job::after`]). TTM has room for the fences of
-//! [`MAX_ENGINES`] engines.
+//! Each engine has a [`FenceContext`] for moves and does them in the order of their creation. Each
+//! copying client has a context of its own ([`CopyQueue`]). VRAM left by an evicted object is given
+//! to the next one at once. Between moves of one engine the order protects the memory. In all other
+//! cases fences do: TTM keeps the fence of the last eviction of each engine and adds all of them to
+//! the reservation of the new owner. The layer makes a job depend on the work on its objects
+//! ([`Job::after`]). TTM has room for the fences of [`MAX_ENGINES`] engines.
 //!
-//! A copy of a client may depend on other work of clients, and on fences of other devices. A move
-//! that depends on the former, but for an eviction, is *late*: it has a context and a queue of its
-//! own ([`Plan::entry`]), because it would hold up all later moves, those of other clients as well.
-//! VRAM that it leaves has no new owner before it is done. Evictions stay in the order, since each
-//! new object waits for them: they look first for objects that are not used ([`Victims`]). No move
-//! depends on other devices: the task that causes it waits for them, and for copies that do. All
-//! fences of a device are in a [`FenceGroup`], which tells them from those of other devices.
+//! A client's copy may depend on other work of clients and on fences of other devices. A move
+//! depending on the work of clients is *late*, unless it is an eviction: it has a context and a
+//! queue of its own ([`Plan::entry`]) because it would hold up all later moves, including those of
+//! other clients. The VRAM it leaves has no new owner before it is done. Evictions stay in the
+//! order because each new object waits for them. They look for unused objects first ([`Victims`]).
+//! No move depends on other devices: the task that causes the move waits for them and for copies
+//! depending on them. All fences of a device are in a [`FenceGroup`] to tell them from those of
+//! other devices.
 //!
 //! The jobs of a ring go through the queues of [`drm::queue`](crate::drm::queue).
 //!
@@ -37,7 +37,7 @@
 //! # DMA
 //!
 //! For engines with [`Engine::DMA`] the pages of each object in [`Place::TT`](super::Place::TT) are
-//! mapped as one scatter table whose neighbours are merged. The mapping begins on the way to
+//! mapped as one scatter table with merged neighbours. The mapping begins on the way to
 //! [`Place::TT`](super::Place::TT). It ends on the way to [`Place::SYSTEM`](super::Place::SYSTEM)
 //! or before the pages are freed. An unplug ends it as well and keeps the content. The device must
 //! be coherent and reach all system memory without bounce buffers. The driver implements
@@ -51,35 +51,35 @@
 //!
 //! # Failures
 //!
-//! A driver finishes a job with an error if the engine could not do it, or drops it. The CPU then
-//! does a move, if [`Engine::cpu`] allows it and the CPU reaches all VRAM of both sides: the fence
-//! signals after that, and the log names the object. The copy of a client fails, and its fence has
-//! the error. Otherwise the object that was to move has lost its content, see
-//! [`Loss`](super::loss::Loss). Pins, mappings of the kernel and of importers and copies return
-//! `EIO`. An access by a process raises `SIGBUS`. The log names the object unless many are lost.
-//! The file `memory` in debugfs counts it. The object can still be moved and freed. A job that
-//! reads lost content makes its target lose its content as well.
+//! If an engine could not do a job, the driver finishes the job with an error or drops it. A
+//! client's copy then fails and its fence has the error. A move is then done by the CPU if
+//! [`Engine::cpu`] allows it and the CPU reaches all VRAM of both sides: the fence signals
+//! afterwards and the log names the object. Otherwise the object to be moved has lost its content
+//! (see [`Loss`](super::loss::Loss)). Pins, copies and mappings of the kernel and of importers
+//! return `EIO`. An access by a process raises `SIGBUS`. The log names the object unless many are
+//! lost. The file `memory` in debugfs counts it. The object can still be moved and freed. A job
+//! that reads lost content makes its target lose its content as well.
 //!
-//! VRAM that the failed job should have filled may have content of other objects. It is put in
-//! quarantine when the object leaves it. The driver calls [`Allocator::count_reset`] after a reset
-//! of the device and before it begins jobs again. It calls [`Allocator::end_quarantine`] later
-//! where it may sleep. An importer may have mapped VRAM before a job fills it. Only the fence
-//! notifies it: it must not read the VRAM if the fence has an error.
+//! VRAM left unfilled by a failed job may have content of other objects. It is put in quarantine
+//! when the object leaves it. The driver calls [`Allocator::count_reset`] after a reset of the
+//! device and before it begins jobs again. It calls [`Allocator::end_quarantine`] later where it
+//! may sleep. An importer may have mapped VRAM before a job fills it. Only the fence notifies it:
+//! it must not read the VRAM if the fence has an error.
 //!
 //! [`Allocator::count_reset`]: crate::drm::vram::Allocator::count_reset
 //! [`Allocator::end_quarantine`]: crate::drm::vram::Allocator::end_quarantine
 //!
-//! A driver that violates the order holds up its own device, and may lose the content of its own
-//! VRAM. No memory of the kernel is at risk, because the fence of a move does not signal before the
-//! one before it, nor before those that the move depends on.
+//! A driver that violates the order holds up its own device and may lose the content of its own
+//! VRAM. No memory of the kernel is at risk: the fence of a move does not signal before its
+//! predecessor or before the fences the move depends on.
 //!
-//! [`CpuEngine`](super::CpuEngine) is for devices that cannot copy themselves.
+//! [`CpuEngine`](super::CpuEngine) is for devices without a copy engine.
 //!
 //! # Locking
 //!
-//! The mutex of a line of [`Moves`], or of a [`CopyQueue`], is taken with the reservation of an
-//! object held, and is held while the driver gets a job. Nothing that a job waits for may take it.
-//! [`CpuView`] documents the mutexes that are taken by the task that finishes a job that failed.
+//! The mutex of a line of [`Moves`] or of a [`CopyQueue`] is taken with the reservation of an
+//! object held. It is held while the driver gets a job. Nothing that a job waits for may take it.
+//! [`CpuView`] documents the mutexes taken by the task finishing a failed job.
 //!
 //! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
 
@@ -144,7 +144,7 @@ impl Work {
     ///
     /// # Safety
     ///
-    /// `vram` must be the address of VRAM, in which all ranges of both sides are mapped.
+    /// `vram` must be the address of VRAM with all ranges of both sides mapped.
     pub(super) unsafe fn by_cpu(&self, vram: *mut c_void) {
         // SAFETY: By the safety requirements.
         unsafe {
@@ -163,8 +163,8 @@ impl Work {
         }
     }
 
-    /// Records whether VRAM may have content of its former owner, because a move that was to fill
-    /// it has failed.
+    /// Records whether VRAM may have content of its former owner because the move to fill it has
+    /// failed.
     fn set_tainted(&self, is_tainted: bool) {
         if let Self::Move(transfer) = self {
             if let super::Memory::Vram(to) = transfer.to() {
@@ -173,7 +173,7 @@ impl Work {
         }
     }
 
-    /// Returns the address of a byte of I/O memory that was written to, or [`None`] if none was.
+    /// Returns the address of a written byte of I/O memory, or [`None`] if none was written.
     pub(super) fn written(&self, vram: *mut c_void) -> Option<*mut c_void> {
         match self {
             Self::Move(transfer) => match transfer.to() {
@@ -185,61 +185,61 @@ impl Work {
     }
 }
 
-/// The maximal number of engines of a device: TTM keeps this many fences of evictions.
+/// The maximum number of engines of a device: TTM keeps this many fences of evictions.
 pub const MAX_ENGINES: usize = bindings::TTM_NUM_MOVE_FENCES as usize;
 
-/// An engine that works on the content of objects.
+/// An engine working on the content of objects.
 pub trait Engine {
     /// Whether the engine reaches system memory by DMA.
     ///
     /// If so, the layer keeps the pages of objects in [`Place::TT`](super::Place::TT) mapped for
-    /// the device whose memory VRAM is, and [`Pages::dma`](super::Pages::dma) returns their DMA
-    /// addresses. If not, nothing is mapped.
+    /// the device with the VRAM, and [`Pages::dma`](super::Pages::dma) returns their DMA addresses.
+    /// If not, nothing is mapped.
     const DMA: bool = false;
 
-    /// The ring that does the copies of clients.
+    /// The ring doing the copies of clients.
     type Ring: RingOps;
 
-    /// The memory that a job needs. If a ring does the job it is the ring's [`Entry`].
+    /// The memory needed by a job. If a ring does the job, this is the ring's [`Entry`].
     type Ready: Send;
 
-    /// Prepares a job: allocates memory and all else that it needs.
+    /// Prepares a job: allocates memory and all else it needs.
     ///
-    /// Called with the reservation of the object held, while the driver is bound. May sleep, for a
-    /// short time only. If the job is not made after all, the returned value is dropped.
+    /// Called with the reservation of the object held, while the driver is bound. May sleep for a
+    /// short time only. If the job is not created after all, the returned value is dropped.
     ///
     /// # Errors
     ///
-    /// On an error the objects stay where they are, and no content has changed.
+    /// On an error the objects stay where they are and no content has changed.
     fn prepare(&self, work: &Work, plan: Plan<'_, Self::Ring>) -> Result<Self::Ready>;
 
-    /// Starts a job, or queues it.
+    /// Starts or queues a job.
     ///
-    /// Called in the order in which the jobs have to be done, which the engine keeps, but late ones
-    /// may be overtaken ([`Plan::entry`]). In a [`SignallingSection`]: it must not allocate memory in
-    /// a way that waits, nor take a reservation, nor a lock under which other code does either. An
-    /// engine that cannot start the job finishes it with an error, when the fences of [`Job::after`]
-    /// have signalled.
+    /// Called in the order in which the jobs have to be done. The engine keeps this order, but late
+    /// jobs may be overtaken ([`Plan::entry`]). Called in a [`SignallingSection`]: it must not
+    /// allocate memory in a way that waits. It must take neither a reservation nor a lock under
+    /// which other code does either. If the engine cannot start the job, it finishes the job with
+    /// an error when the fences of [`Job::after`] have signalled.
     ///
-    /// The job must not begin before the fences of [`Job::after`] have signalled, and must be
-    /// finished before the registration data is dropped. A driver that finishes a job without
-    /// having done it exposes old content of the memory.
+    /// The job must not begin before the fences of [`Job::after`] have signalled. It must be
+    /// finished before the registration data is dropped. A driver that finishes a job without doing
+    /// it exposes old content of the memory.
     fn run(&self, job: Job, ready: Self::Ready);
 
-    /// Returns the view by which the CPU does moves that this engine has failed to do.
+    /// Returns the view by which the CPU does the failed moves of this engine.
     ///
-    /// The CPU does the move in [`Job::finish`], or when the job is dropped; both sleep then. It
+    /// The CPU does the move in [`Job::finish`] or when the job is dropped. Both sleep then. It
     /// does not do the move if earlier ones are not done. The answer must not change.
     ///
-    /// Only for an engine that ensures that, when a job that has failed is finished,
+    /// Only for an engine that ensures the following when a failed job is finished:
     ///
-    /// - it does not access the memory of the job any more, and
-    /// - no job of [`Ring::kernel`](crate::drm::queue::Ring::kernel) that was made later has begun:
-    ///   those have no fence to wait for, and their memory may be the same.
+    /// - It does not access the memory of the job any more.
+    /// - No later job of [`Ring::kernel`](crate::drm::queue::Ring::kernel) has begun. Such jobs
+    ///   have no fence to wait for and may use the same memory.
     ///
-    /// A ring of [`drm::queue`](crate::drm::queue) is such an engine, if it does its jobs in order,
-    /// and jobs fail only by a [`RingOps::reset`]. Other work that uses the memory of a job depends
-    /// on its fence, which signals after the CPU is done.
+    /// A ring of [`drm::queue`](crate::drm::queue) is such an engine if it does its jobs in order
+    /// and jobs fail only by a [`RingOps::reset`]. Other work on the memory of a job depends on its
+    /// fence, which signals after the CPU is done.
     fn cpu(&self) -> Option<&CpuView<'_>> {
         None
     }
@@ -267,7 +267,7 @@ impl<E: Engine + ?Sized> Engine for &E {
     }
 }
 
-/// The dependencies of a job that is being prepared, and the client that it is for.
+/// The dependencies and the client of a job in preparation.
 pub struct Plan<'a, R: RingOps> {
     after: &'a [ARef<AnyFence>],
     /// Whether some of them depend on other devices.
@@ -284,9 +284,9 @@ impl<R: RingOps> Plan<'_, R> {
         self.after
     }
 
-    /// Makes the entry of the job in a ring: in the queue of the client, in `kernel` if the job is
-    /// for the kernel, or in a queue of its own if that job is late. The job begins when the fences
-    /// of [`Self::after`] have signalled.
+    /// Creates the entry of the job in a ring. A client's job is in the queue of the client, a job
+    /// of the kernel is in `kernel` and a late one has a queue of its own. The job begins when the
+    /// fences of [`Self::after`] have signalled.
     ///
     /// # Errors
     ///
@@ -316,9 +316,9 @@ impl FenceContextOps for Ops {
     type Data = Work;
 }
 
-/// The [`Work`] on the content of an object, and the fence that others wait for.
+/// The [`Work`] on the content of an object and the fence that others wait for.
 ///
-/// It belongs to the code that does the work, and stands for the permission to access the memory.
+/// It belongs to the code doing the work and stands for the permission to access the memory.
 /// Dropping it fails the job with `ECANCELED`.
 #[must_use = "the move is given up when the job is dropped"]
 pub struct Job(KBox<Task>);
@@ -336,26 +336,25 @@ impl Job {
         self.0.fence.fence()
     }
 
-    /// Returns the fences that must signal before the job begins: those of other work of the
-    /// device, and, for a copy of a client, of other devices. A ring waits for them, see
-    /// [`Plan::entry`].
+    /// Returns the fences that must signal before the job begins: those of other work of the device
+    /// and, for a copy of a client, of other devices. A ring waits for them (see [`Plan::entry`]).
     #[inline]
     pub fn after(&self) -> &[ARef<AnyFence>] {
         &self.0.after
     }
 
-    /// Returns whether the content that is read was lost: then the job must not be done, and is
-    /// finished with `EIO`. Must be called when the job begins.
+    /// Returns whether the content to read was lost. Such a job must not be done and is finished
+    /// with `EIO`. Must be called when the job begins.
     #[inline]
     pub fn is_void(&self) -> bool {
         self.0.is_void()
     }
 
-    /// Signals that the work is done, or that it failed.
+    /// Signals that the work is done or has failed.
     ///
-    /// All writes must be visible to all devices by now. For a job that failed see the
-    /// [module](self). May be called in a [`SignallingSection`]; sleeps if the job failed and the
-    /// engine has an [`Engine::cpu`].
+    /// All writes must be visible to all devices by now. For a failed job see the [module](self).
+    /// May be called in a [`SignallingSection`]. Sleeps if the job failed and the engine has an
+    /// [`Engine::cpu`].
     pub fn finish(mut self, result: Result) {
         self.0.fence.set_result(result);
         // The rest is done by `drop()`.
@@ -369,10 +368,10 @@ pub(crate) struct Request {
     pub(crate) runtime_guard: Option<RuntimeGuard>,
     /// The fences that the job depends on.
     pub(crate) after: KVec<ARef<AnyFence>>,
-    /// Whether one of these fences is not an internal one of the device.
+    /// Whether one of these fences is not internal to the device.
     pub(crate) external: bool,
     /// Whether the job keeps the order of its engine although it may depend on clients: the memory
-    /// that it reads is given to others at once.
+    /// it reads is given to others at once.
     pub(crate) in_order: bool,
     /// The object whose content is read, if it can be lost.
     pub(crate) from: Option<Arc<Loss>>,
@@ -382,11 +381,11 @@ pub(crate) struct Request {
 
 /// A job in its queue.
 struct Task {
-    // Dropped first, which signals; then the device may be suspended.
+    // Dropped first, which signals. The device may be suspended afterwards.
     fence: DriverFence<Ops>,
     _runtime_guard: Option<RuntimeGuard>,
     after: KVec<ARef<AnyFence>>,
-    /// A job of the kernel: users of its memory wait for it alone, not for what it depends on.
+    /// A job of the kernel: users of its memory wait for it alone and not for its dependencies.
     is_of_kernel: bool,
     from: Option<Arc<Loss>>,
     to: Option<Arc<Loss>>,
@@ -415,7 +414,7 @@ impl Drop for Task {
         let mut result = self.fence.result();
 
         if is_void {
-            // The source did not have the content of the object, and maybe that of another one.
+            // The source did not have the content of the object but maybe that of another one.
             result = Err(EIO);
         } else if let (Err(error), Some(again)) = (result, self.again.take()) {
             if again.by_cpu(work) {
@@ -428,8 +427,8 @@ impl Drop for Task {
 
         work.set_tainted(result.is_err());
         if let Err(error) = result {
-            // A failed copy does not change the content of the object, or that of the client's
-            // copy, unless the content was lost.
+            // A failed copy does not lose the content of its target unless it has read lost
+            // content.
             let is_lost = is_void || matches!(work, Work::Move(_));
             if let Some(to) = self.to.as_ref().filter(|_| is_lost) {
                 to.mark_lost(error);
@@ -442,15 +441,15 @@ impl Drop for Task {
         // The objects may be freed when the fence has signalled.
         self.from = None;
         self.to = None;
-        // The fence signals when it is dropped, or in its turn, if jobs before it are not done.
+        // The fence signals when it is dropped, or in its turn if earlier jobs are not done.
     }
 }
 
-/// The order of jobs: of those of one engine, or of a client.
+/// The order of the jobs of one engine or of a client.
 struct Line {
     context: FenceContext<Ops>,
     /// Held from when a fence gets its number until its job is in the queue. Contains the last
-    /// fence, if the engine has an [`Engine::cpu`].
+    /// fence if the engine has an [`Engine::cpu`].
     order: Pin<KBox<Mutex<Option<ARef<Fence>>>>>,
 }
 
@@ -459,7 +458,7 @@ impl Line {
         Self::with_context(FenceContext::new_in(name, group)?)
     }
 
-    /// Makes a line for one late job, whose fence has the names of those of this line.
+    /// Creates a line for one late job. Its fence has the same names as those of this line.
     fn late(&self) -> Result<Self> {
         Self::with_context(self.context.alike()?)
     }
@@ -474,11 +473,11 @@ impl Line {
     }
 }
 
-/// The copies of a client, in the order in which the client has submitted them.
+/// The copies of a client in the order of their submission.
 ///
-/// See [`drm::queue`](crate::drm::queue): the number of copies that the client has at a time is
-/// that for which the queue was made, and the client gets a permit before each. Dropping the queue
-/// cancels copies that have not begun.
+/// See [`drm::queue`](crate::drm::queue): the limit of the queue is the number of copies the client
+/// may have at a time. The client gets a permit before each copy. Dropping the queue cancels the
+/// waiting copies.
 pub struct CopyQueue<R: RingOps> {
     line: Line,
     queue: Queue<R>,
@@ -499,8 +498,8 @@ impl<R: RingOps> CopyQueue<R> {
         })
     }
 
-    /// Waits until the client may have one more copy, interruptibly. No lock may be held, nor may
-    /// the task be in the section that an unplug waits for.
+    /// Waits interruptibly until the client may have one more copy. No lock may be held. The task
+    /// must not be in the section that an unplug waits for.
     ///
     /// # Errors
     ///
@@ -510,19 +509,19 @@ impl<R: RingOps> CopyQueue<R> {
         self.queue.permit()
     }
 
-    /// Returns how many copies have hung, see [`Queue::hangs`].
+    /// Returns how many copies have hung (see [`Queue::hangs`]).
     #[inline]
     pub fn hangs(&self) -> u32 {
         self.queue.hangs()
     }
 
-    /// Returns how long the engine has worked on copies, see [`Queue::busy_ns`].
+    /// Returns how long the engine has worked on copies (see [`Queue::busy_ns`]).
     #[inline]
     pub fn busy_ns(&self) -> u64 {
         self.queue.busy_ns()
     }
 
-    /// As [`Self::permit`], without a wait.
+    /// As [`Self::permit`] without a wait.
     ///
     /// # Errors
     ///
@@ -532,14 +531,14 @@ impl<R: RingOps> CopyQueue<R> {
         self.queue.try_permit()
     }
 
-    /// Cancels a copy that has not begun, and returns whether it was cancelled.
+    /// Cancels a waiting copy and returns whether it was cancelled.
     #[inline]
     pub(crate) fn cancel(&self, fence: &Fence) -> bool {
         self.queue.cancel(fence)
     }
 }
 
-/// The client that a job is for, with the permit for one more job.
+/// The client of a job with the permit for one more job.
 pub(crate) type Client<'a, R> = Option<(&'a CopyQueue<R>, Permit)>;
 
 /// The orders of the moves of a device, one for each engine.
@@ -549,7 +548,7 @@ pub(in crate::drm) struct Moves {
 }
 
 impl Moves {
-    /// Makes an order for each engine in `names`.
+    /// Creates an order for each engine in `names`.
     pub(in crate::drm) fn new(names: &[&CStr]) -> Result<Self> {
         if names.is_empty() {
             return Err(EINVAL);
@@ -578,27 +577,27 @@ impl Moves {
         self.group
     }
 
-    /// Returns whether `fence` is one that work of this device may wait for: it has not signalled,
-    /// and depends on this device only.
+    /// Returns whether work of this device may wait for `fence`: it has not signalled and depends
+    /// on this device only.
     #[inline]
     pub(in crate::drm) fn has(&self, fence: &Fence) -> bool {
         self.group.has_internal(fence)
     }
 
-    /// Returns whether `fence` is that of a job of the kernel in the order of its engine.
+    /// Returns whether `fence` is that of a kernel job in the order of its engine.
     pub(in crate::drm) fn has_in_order(&self, fence: &AnyFence) -> bool {
         let context = fence.context();
 
         self.lines.iter().any(|line| line.context.id() == context)
     }
 
-    /// Returns whether `fence`, which has the usage of moves, is that of a late one that is not done.
+    /// Returns whether `fence` is that of an unfinished late move. It must have the usage of moves.
     pub(in crate::drm) fn is_late(&self, fence: &Fence) -> bool {
         self.group.has(fence) && !self.has_in_order(fence)
     }
 
-    /// Adds to `after` the work on an object, up to `usage`, that is not done; the work of other
-    /// devices only if `with_others`. Returns whether some of the work depends on other devices.
+    /// Adds the unfinished work on an object, up to `usage`, to `after`. The work of other devices
+    /// is added only if `with_others`. Returns whether some of the work depends on other devices.
     pub(in crate::drm) fn add_dependencies(
         &self,
         resv: &LockedResv<'_>,
@@ -609,7 +608,7 @@ impl Moves {
         let mut external = false;
 
         for fence in resv.fences(usage) {
-            // Looked up first: a fence that signals meanwhile leaves the group.
+            // Looked up first because a fence that signals meanwhile leaves the group.
             let (is_own, is_internal) = (self.group.has(fence), self.has(fence));
 
             if !fence.is_signaled() && (with_others || is_own) {
@@ -620,13 +619,14 @@ impl Moves {
         Ok(external)
     }
 
-    /// Makes a job for an engine: for the engine of the client, or the one with the number that
-    /// `choose` returns. `engine` returns the engine with a number.
+    /// Creates a job for the engine of the client, or for the engine with the number returned by
+    /// `choose` if there is no client. `engine` returns the engine with a number.
     ///
     /// # Errors
     ///
     /// - `EINVAL` if there is no engine with that number.
-    /// - The errors of [`Engine::prepare`], and `ENOMEM` if memory runs out.
+    /// - `ENOMEM` if memory runs out.
+    /// - The errors of [`Engine::prepare`].
     pub(in crate::drm) fn submit<E: Engine>(
         &self,
         choose: impl FnOnce(&Work) -> usize,
@@ -723,7 +723,7 @@ impl Line {
     }
 }
 
-/// The data by which the CPU does a job that an engine has failed to do.
+/// The data by which the CPU does a failed job of an engine.
 struct Again {
     view: Arc<View>,
     /// The fence of the previous job.
@@ -731,7 +731,7 @@ struct Again {
 }
 
 impl Again {
-    /// Does a job by the CPU, if the jobs before it are done. Returns whether it is done. Sleeps.
+    /// Does a job by the CPU if the jobs before it are done. Returns whether it is done. Sleeps.
     fn by_cpu(&self, work: &Work) -> bool {
         self.before.as_ref().is_none_or(|fence| fence.is_signaled()) && self.view.by_cpu(work)
     }

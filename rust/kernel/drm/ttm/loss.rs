@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Objects whose content was lost, because a move of it failed.
+//! Objects whose content was lost by a failed move.
 //!
 //! The task that causes a move does not wait for it, so its error is reported to the next user of
-//! the object: each use waits for the fences of the moves and then checks [`Loss`], which is set
-//! before the fence signals. The fence alone would not do, because a reservation keeps only the
+//! the object. Each use waits for the fences of the moves and then checks [`Loss`], which is set
+//! before the fence signals. The fence alone would not do because a reservation keeps only the
 //! latest fence of an engine.
 //!
-//! The content of an object stays lost until the object is freed. The object can be moved, which
-//! does not restore the content. Content that a resume could not put back from its copy in system
-//! memory is away, which users see as a loss, until a later attempt puts it back.
+//! The content of an object stays lost until the object is freed. The object can be moved, but this
+//! does not restore the content. If a resume could not put content back from its copy in system
+//! memory, the content is *away*. Users see this as a loss until a later attempt puts it back.
 //!
 //! # Locking
 //!
@@ -34,12 +34,12 @@ use crate::{
 /// The losses of a device.
 #[pin_data]
 pub(crate) struct Losses {
-    /// The device that is named in the log.
+    /// The device named in the log.
     dev: ARef<device::Device>,
-    /// Of the lines about losses in the log: a device that fails loses all objects in VRAM.
+    /// Limits the lines about losses in the log: a failing device loses all objects in VRAM.
     #[pin]
     loss_lines: RateLimit,
-    /// Of those about moves that the CPU did.
+    /// Limits the lines about moves done by the CPU.
     #[pin]
     again_lines: RateLimit,
     objects: Atomic<u64>,
@@ -47,7 +47,7 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
-    /// Makes the count of the losses of `dev`.
+    /// Creates the count of the losses of `dev`.
     pub(in crate::drm) fn new(dev: &device::Device) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
@@ -61,7 +61,7 @@ impl Losses {
         )
     }
 
-    /// Returns the device that is named in the log, if it may be named once more.
+    /// Returns the device for a line in the log, if `limit` allows one more.
     fn device(&self, limit: &RateLimit) -> Option<&device::Device> {
         limit.allows().then_some(&*self.dev)
     }
@@ -71,7 +71,7 @@ impl Losses {
         self.objects.load(Relaxed)
     }
 
-    /// Returns how many jobs the CPU did that an engine had failed to do.
+    /// Returns how many jobs the CPU did after an engine had failed to do them.
     pub(in crate::drm) fn again(&self) -> u64 {
         self.again.load(Relaxed)
     }
@@ -80,27 +80,26 @@ impl Losses {
 /// Whether an object has lost its content. Jobs share it with the object.
 pub(crate) struct Loss {
     id: u64,
-    /// How many jobs that write to the object are not done.
+    /// How many unfinished jobs write to the object.
     pending: Atomic<u32>,
     is_lost: Atomic<bool>,
-    /// The content is in system memory, from where it could not be put back.
+    /// The content is in system memory and could not be put back.
     is_away: Atomic<bool>,
     all: Arc<Losses>,
 }
 
-/// Content that is on its way to an object: a job that may still fail writes to it.
+/// Content on its way to an object: a job that may still fail writes to it.
 ///
-/// For a job that depends on the content, and finds out when it begins whether it has arrived. The
-/// error of the fence that it has waited for would not do: a reservation keeps only the latest fence
-/// of an engine.
+/// For a job depending on the content: it finds out when it begins whether the content has arrived.
+/// The error of the fence it waited for would not do because a reservation keeps only the latest
+/// fence of an engine.
 ///
 /// Returned by [`LockedObject::arrival`](crate::drm::gem::LockedObject::arrival).
 #[derive(Clone)]
 pub struct Arrival(pub(crate) Arc<Loss>);
 
 impl Arrival {
-    /// Returns whether the content was lost, because a job has failed. May be called in any
-    /// context.
+    /// Returns whether the content was lost by a failed job. May be called in any context.
     #[inline]
     pub fn is_lost(&self) -> bool {
         self.0.is_lost()
@@ -115,7 +114,7 @@ impl Arrival {
 }
 
 impl Loss {
-    /// Makes the record of the object with the number `id`, which has its content.
+    /// Creates the record of the object with the number `id`. The object has its content.
     pub(in crate::drm) fn new(id: u64, all: Arc<Losses>) -> Result<Arc<Self>> {
         Ok(Arc::new(
             Self {
@@ -135,7 +134,7 @@ impl Loss {
         self.id
     }
 
-    /// Returns whether the content is lost, or away. Moves that are under way may still fail.
+    /// Returns whether the content is lost or away. Unfinished moves may still fail.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.is_lost.load(Acquire) || self.is_away()
@@ -167,14 +166,14 @@ impl Loss {
         self.is_away.store(false, Release);
     }
 
-    /// Returns whether a job that writes to the object may still fail. The reservation of the
-    /// object is held, so no job is added.
+    /// Returns whether a job writing to the object may still fail. The reservation of the object is
+    /// held, so no job is added.
     #[inline]
     pub(crate) fn may_come(&self) -> bool {
         self.pending.load(Acquire) != 0
     }
 
-    /// Counts a job that writes to the object, whose reservation is held.
+    /// Counts a job writing to the object. The reservation of the object is held.
     pub(super) fn begin(&self) {
         self.pending.fetch_add(1, Relaxed);
     }
@@ -184,8 +183,8 @@ impl Loss {
         self.pending.fetch_sub(1, Release);
     }
 
-    /// Records that a move failed, or that the memory is lost. The first loss of an object is
-    /// counted, and logged unless there are many.
+    /// Records a failed move or lost memory. The first loss of an object is counted. It is logged
+    /// unless there are many.
     pub(crate) fn mark_lost(&self, error: Error) {
         if self.is_lost.xchg(true, Release) {
             return;
@@ -208,7 +207,7 @@ impl Loss {
         }
     }
 
-    /// Takes note that the CPU did a move that an engine had failed to do.
+    /// Records a move done by the CPU after an engine has failed to do it.
     pub(super) fn note_again(&self, error: Error) {
         self.all.again.fetch_add(1, Relaxed);
         if let Some(dev) = self.all.device(&self.all.again_lines) {

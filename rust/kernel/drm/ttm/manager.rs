@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The common part of the managers of both kinds of memory: adding one to a device, and removing
-//! it.
+//! The common part of the managers of both kinds of memory: adding one to a device and removing it.
 //!
 //! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
 
@@ -15,7 +14,7 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// The part of a manager that TTM knows, `struct ttm_resource_manager`.
+/// TTM's part of a manager, `struct ttm_resource_manager`.
 #[repr(transparent)]
 pub(in crate::drm) struct Manager(Opaque<bindings::ttm_resource_manager>);
 
@@ -26,7 +25,7 @@ unsafe impl Send for Manager {}
 unsafe impl Sync for Manager {}
 
 impl Manager {
-    /// Makes a manager that belongs to no device.
+    /// Creates a manager that belongs to no device.
     pub(in crate::drm) const fn new() -> Self {
         Self(Opaque::zeroed())
     }
@@ -39,9 +38,9 @@ impl Manager {
     ///
     /// # Safety
     ///
-    /// - `bdev` must be an initialized device of which [`Self::fini`] is called before it is
-    ///   finished, and before `self` is dropped or moved.
-    /// - The callbacks of `func` must be those for the type that `self` is a part of.
+    /// - `bdev` must be an initialized device. [`Self::fini`] must be called for it before it is
+    ///   finished and before `self` is dropped or moved.
+    /// - The callbacks of `func` must be those for the type containing `self`.
     pub(in crate::drm) unsafe fn init(
         &self,
         bdev: *mut bindings::ttm_device,
@@ -51,8 +50,7 @@ impl Manager {
     ) {
         let man = self.as_raw();
 
-        // SAFETY: The manager is zeroed memory that no other code knows yet, and the device is
-        // valid.
+        // SAFETY: The manager is zeroed memory that no other code knows yet. The device is valid.
         unsafe {
             (*man).func = func;
             // Objects in system memory have pages.
@@ -68,7 +66,7 @@ impl Manager {
     ///
     /// # Safety
     ///
-    /// [`Self::init`] must have been called with the same arguments, and all remaining objects must
+    /// [`Self::init`] must have been called with the same arguments. All remaining objects must
     /// wait for their deletion.
     pub(in crate::drm) unsafe fn fini(&self, bdev: *mut bindings::ttm_device, mem_type: MemType) {
         let man = self.as_raw();
@@ -84,19 +82,21 @@ impl Manager {
         }
     }
 
-    /// Moves objects away until they have left `bytes`, those first that have been used least
-    /// recently and that no other task has reserved. Returns how much they have left, which is less
-    /// if no object is left that could be moved without a wait for another device. Objects that the
-    /// limit `min` of their cgroup protects stay, and those that `low` protects come last.
+    /// Moves objects away until they have left `bytes`. It begins with the least recently used ones
+    /// and skips those reserved by other tasks. Returns how many bytes they have left. This is less
+    /// than `bytes` if no object is left that could be moved without a wait for another device.
+    /// Objects protected by the limit `min` of their cgroup stay. Those protected by `low` come
+    /// last.
     ///
     /// # Errors
     ///
     /// - `ERESTARTSYS` if a signal arrived.
-    /// - The error of a move, and `ENOMEM`.
+    /// - `ENOMEM` if memory runs out.
+    /// - The error of a move.
     ///
     /// # Safety
     ///
-    /// `bdev` must be the device that has the manager. No reservation may be held.
+    /// `bdev` must be the device with this manager. No reservation may be held.
     // Not inlined into modules, which cannot call the function.
     #[inline(never)]
     pub(in crate::drm) unsafe fn evict(
@@ -106,7 +106,7 @@ impl Manager {
         ctx: &mut OpCtx,
     ) -> Result<u64> {
         let target = i64::try_from(bytes)?;
-        // The limit of no cgroup makes this necessary, so objects of any may be moved.
+        // No limit of a cgroup makes this necessary, so objects of any cgroup may be moved.
         let limit = core::ptr::null_mut();
 
         // SAFETY: As promised by the caller.
@@ -120,8 +120,8 @@ impl Manager {
         })
     }
 
-    /// Waits for jobs that still read memory from which objects were moved. TTM gives this memory
-    /// to other objects, which wait for these jobs.
+    /// Waits for jobs still reading memory from which objects were moved. TTM gives this memory to
+    /// other objects, which wait for these jobs.
     ///
     /// Memory that is free before the call is not read by any later job.
     ///
@@ -131,15 +131,15 @@ impl Manager {
     ///
     /// # Safety
     ///
-    /// [`Self::init`] must have been called, and [`Self::fini`] not.
+    /// [`Self::init`] must have been called, but not [`Self::fini`].
     // Not inlined into modules, which cannot call the functions.
     #[inline(never)]
     pub(in crate::drm) unsafe fn wait_for_moves(&self) -> Result {
         let man = self.as_raw();
 
         for index in 0..bindings::TTM_NUM_MOVE_FENCES as usize {
-            // SAFETY: The manager was initialized. The list owns a reference to its fence, which is
-            // not put while the lock is held.
+            // SAFETY: The manager was initialized. The list owns a reference to its fence and does
+            // not put it while the lock is held.
             let fence = unsafe {
                 let lock = &raw mut (*man).eviction_lock;
 
@@ -158,12 +158,12 @@ impl Manager {
     }
 }
 
-/// Passes a resource to TTM, at the end of a callback that allocates one.
+/// Passes a resource to TTM at the end of a callback that allocates one.
 ///
 /// # Safety
 ///
-/// `R` must begin with a `struct ttm_resource`, the arguments must be those of the callback, and
-/// the callback of the manager that frees a resource must drop the box.
+/// `R` must begin with a `struct ttm_resource`. The arguments must be those of the callback. The
+/// manager's callback for freeing a resource must drop the box.
 pub(in crate::drm) unsafe fn hand_over<R>(
     resource: KBox<R>,
     bo: *mut bindings::ttm_buffer_object,

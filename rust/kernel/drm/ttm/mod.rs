@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The mechanism of TTM, the memory manager for objects that move between VRAM and system memory.
+//! The mechanism of TTM, the manager of objects moving between VRAM and system memory.
 //!
-//! Engines and their jobs, the copies that the CPU does instead, places, and the managers of
-//! memory. Nothing here knows an object: these are in [`gem::ttm`](crate::drm::gem::ttm), as is the
-//! [`Device`](crate::drm::gem::ttm::Device), with the rules for moves, lifetimes and locks.
+//! It has the engines and their jobs, the CPU copies done instead, the places and the managers of
+//! memory. Nothing here knows an object. Objects are in [`gem::ttm`](crate::drm::gem::ttm). So is
+//! the [`Device`](crate::drm::gem::ttm::Device) with the rules for moves, lifetimes and locks.
 //!
 //! C headers: [`include/drm/ttm/ttm_device.h`](srctree/include/drm/ttm/ttm_device.h),
 //! [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)

@@ -21,7 +21,7 @@ impl Domain {
         self.places_in(Place::VRAM)
     }
 
-    /// As [`Self::places`], if `vram` is the part of VRAM that will do.
+    /// As [`Self::places`], with `vram` as the suitable part of VRAM.
     pub(crate) const fn places_in(self, vram: Place) -> [Place; 3] {
         let (first, last) = match self {
             Self::Vram => (vram, vram),
@@ -37,28 +37,29 @@ impl Domain {
     }
 }
 
-/// The objects that may be evicted for an object, see [`Place::evicting`].
+/// The objects that may be evicted for an object (see [`Place::evicting`]).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Victims {
     /// None.
     None,
-    /// Those that no client and no other device uses.
+    /// Objects used by no client and no other device.
     Unused,
-    /// Those that no other device uses. The eviction of one that clients use depends on their work,
-    /// and new objects, of all clients, depend on the eviction.
+    /// Objects used by no other device. If clients use an evicted object, the eviction depends on
+    /// their work and new objects of all clients depend on the eviction.
     Own,
-    /// All. The eviction of one that another device uses waits for that, with its reservation held.
+    /// All. If another device uses an object, its eviction waits for the device with the
+    /// reservation held.
     All,
 }
 
-/// Flags of places that TTM does not know, and does not look at.
+/// Flags of places unknown to TTM and not checked by it.
 const UNUSED: u32 = 1 << 31;
 const OWN: u32 = 1 << 30;
 
-/// A place where an object may be put, `struct ttm_place`.
+/// A place for an object, `struct ttm_place`.
 ///
-/// Objects are given a list of places, which are tried in order: first without, then with the
-/// eviction of other objects.
+/// Objects are given a list of places. The places are tried in order: first without and then with
+/// the eviction of other objects.
 ///
 /// # Examples
 ///
@@ -93,7 +94,7 @@ unsafe impl Send for Place {}
 unsafe impl Sync for Place {}
 
 impl Place {
-    /// Returns the list of places that TTM takes, which borrows them without a lifetime.
+    /// Returns the list of places for TTM. It borrows them without a lifetime.
     pub(crate) fn list(places: &[Self]) -> bindings::ttm_placement {
         bindings::ttm_placement {
             // CAST: There are few places.
@@ -104,9 +105,9 @@ impl Place {
 
     /// Anywhere in VRAM.
     pub const VRAM: Self = Self::new(MemType::Vram);
-    /// System memory that devices may access.
+    /// System memory accessible to devices.
     pub const TT: Self = Self::new(MemType::Tt);
-    /// System memory that no device accesses.
+    /// System memory not accessed by any device.
     pub const SYSTEM: Self = Self::new(MemType::System);
 
     const fn new(mem_type: MemType) -> Self {
@@ -149,13 +150,13 @@ impl Place {
         self.with(bindings::TTM_PL_FLAG_TOPDOWN)
     }
 
-    /// Below offset `end` of VRAM, in bytes; the rest of a page is not used.
+    /// Below byte offset `end` of VRAM; the rest of a page is not used.
     ///
-    /// System memory has no offsets, and is all alike.
+    /// System memory has no offsets and is all alike.
     pub const fn below(mut self, end: u64) -> Self {
         self.0.lpfn = end >> PAGE_SHIFT;
         if self.0.lpfn == 0 {
-            // Select no page, because a limit of 0 would mean all pages.
+            // Select no page because a limit of 0 would mean all pages.
             self.0.fpfn = 1;
             self.0.lpfn = 1;
         }
@@ -171,8 +172,8 @@ impl Place {
         }
     }
 
-    /// Returns the first page and the one after the last; the latter is [`u64::MAX`] if there is
-    /// no limit.
+    /// Returns the first page and the one after the last. The latter is [`u64::MAX`] if there is no
+    /// limit.
     const fn pages(&self) -> (u64, u64) {
         if self.0.lpfn == 0 {
             (self.0.fpfn, u64::MAX)
@@ -181,7 +182,7 @@ impl Place {
         }
     }
 
-    /// Returns the range of offsets in bytes, limited to `size`, the size of the memory.
+    /// Returns the range of offsets in bytes, limited to the memory size `size`.
     pub(in crate::drm) const fn range(&self, size: u64) -> (u64, u64) {
         let (first, last) = self.pages();
         let end = if last > size >> PAGE_SHIFT {
@@ -248,10 +249,10 @@ impl Place {
     }
 }
 
-/// The maximal number of places that an object can be given at once.
+/// The maximum number of places for an object at a time.
 pub(crate) const MAX_PLACES: usize = 4;
 
-/// Some places, in the order in which they are tried.
+/// Some places in the order in which they are tried.
 pub(crate) struct Places {
     // One more for `without_eviction()`.
     places: [Place; MAX_PLACES + 1],
@@ -259,13 +260,13 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Returns those of `places` that have room for `size` bytes. `size_of` returns the size of a
-    /// kind of memory.
+    /// Returns those of `places` with room for `size` bytes. `size_of` returns the size of a kind
+    /// of memory.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if there is no place, for which TTM would discard the content, or if there are
-    ///   more than [`MAX_PLACES`].
+    /// - `EINVAL` if there are no places or more than [`MAX_PLACES`]. Without a place TTM would
+    ///   discard the content.
     /// - `ENOSPC` if no place has room.
     pub(in crate::drm) fn fitting(
         places: &[Place],
@@ -294,7 +295,7 @@ impl Places {
         Ok(found)
     }
 
-    /// Returns the same places without eviction; if they have no room the object is put in system
+    /// Returns the same places without eviction. If they have no room, the object is put in system
     /// memory that no device accesses.
     pub(crate) fn without_eviction(&self) -> Self {
         let mut places = self.places;
@@ -318,12 +319,12 @@ impl Deref for Places {
     }
 }
 
-/// Whether an operation that moves objects may wait, and how, `struct ttm_operation_ctx`.
+/// Whether and how an operation that moves objects may wait, `struct ttm_operation_ctx`.
 #[repr(transparent)]
 pub struct OpCtx(pub(crate) bindings::ttm_operation_ctx);
 
 impl OpCtx {
-    /// A signal ends a wait, with `ERESTARTSYS`.
+    /// A signal ends a wait with `ERESTARTSYS`.
     pub fn interruptible() -> Self {
         let mut ctx = Self::uninterruptible();
 
@@ -336,7 +337,7 @@ impl OpCtx {
         Self(pin_init::zeroed())
     }
 
-    /// The operation does not wait: an object that is in use is not moved, which returns `EBUSY`.
+    /// The operation does not wait: it returns `EBUSY` for a busy object and does not move it.
     pub fn without_waiting() -> Self {
         let mut ctx = Self::uninterruptible();
 

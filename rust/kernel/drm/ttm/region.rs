@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! VRAM, and pinned VRAM, as regions of the cgroup controller `dmem`.
+//! VRAM and pinned VRAM as regions of the cgroup controller `dmem`.
 //!
 //! The controller knows a region by its name, which is derived from the name of the device. So the
-//! regions are unregistered when the device is unplugged, although its objects may live on: their
-//! charges stay valid, and the names are free when a driver is bound to the device again.
+//! regions are unregistered when the device is unplugged, although its objects may live on. Their
+//! charges stay valid and the names are free when a driver is bound to the device again.
 //!
 //! C header: [`include/linux/cgroup_dmem.h`](srctree/include/linux/cgroup_dmem.h)
 
@@ -39,8 +39,8 @@ impl Regions {
     ///
     /// # Safety
     ///
-    /// `dev` must be valid, and `man` an initialized manager that stays until [`Self::unregister`]
-    /// has returned or the value is dropped.
+    /// `dev` must be valid. `man` must be an initialized manager that stays until
+    /// [`Self::unregister`] has returned or the value is dropped.
     pub(in crate::drm) unsafe fn new(
         dev: *mut bindings::device,
         man: *mut bindings::ttm_resource_manager,
@@ -55,42 +55,43 @@ impl Regions {
         }
     }
 
-    /// Returns the region of VRAM, which is valid as long as the value. It may be unregistered.
+    /// Returns the region of VRAM. It is valid as long as the value but may be unregistered.
     pub(in crate::drm) fn vram(&self) -> *mut bindings::dmem_cgroup_region {
         self.vram.as_raw()
     }
 
-    /// Charges `bytes` to the cgroup of the current task, which is about to pin them. Sleeps.
+    /// Charges `bytes` to the cgroup of the current task before they are pinned. Sleeps.
     ///
     /// # Errors
     ///
-    /// `EDQUOT` if it exceeds the limit of the cgroup, `ENODEV` if the region is unregistered, and
-    /// `ENOMEM`.
+    /// - `EDQUOT` if the charge exceeds the limit of the cgroup.
+    /// - `ENODEV` if the region is unregistered.
+    /// - `ENOMEM` if memory runs out.
     pub(in crate::drm) fn charge_pin(&self, bytes: u64) -> Result<Charge> {
         self.pinned.charge(bytes)
     }
 
     /// Removes the regions from the controller: charges fail with `ENODEV` from now on.
     ///
-    /// Existing charges stay, and are uncharged as usual. Waits for reclaim, which takes
-    /// reservations, so none may be held. Sleeps.
+    /// Existing charges stay and are uncharged as usual. No reservation may be held because this
+    /// waits for reclaim, which takes reservations. Sleeps.
     pub(in crate::drm) fn unregister(&self) {
         self.vram.unregister();
         self.pinned.unregister();
     }
 }
 
-/// A region, which takes charges until [`Self::unregister`].
+/// A region. It takes charges until [`Self::unregister`].
 ///
 /// # Invariants
 ///
-/// `region` was registered, and is unregistered once, by the task that changes `registered` to
+/// `region` was registered. It is unregistered once, by the task that changes `registered` to
 /// false.
 #[cfg(CONFIG_CGROUP_DMEM)]
 struct Region {
     region: *mut bindings::dmem_cgroup_region,
-    /// A charge of no bytes, which keeps the memory of `region`: TTM reads a region without a lock,
-    /// at any time when it allocates.
+    /// A charge of no bytes. It keeps the memory of `region`: TTM reads a region without a lock at
+    /// any time when it allocates.
     _memory: Charge,
     registered: Atomic<bool>,
 }
@@ -103,7 +104,7 @@ unsafe impl Send for Region {}
 #[cfg(CONFIG_CGROUP_DMEM)]
 unsafe impl Sync for Region {}
 
-/// A charge of a cgroup for a region, until the value is dropped.
+/// A charge of a cgroup for a region until the value is dropped.
 ///
 /// # Invariants
 ///
@@ -128,8 +129,9 @@ impl Charge {
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it exceeds the limit of the cgroup, `ENODEV` if the region is unregistered, and
-    /// `ENOMEM`.
+    /// - `EAGAIN` if the charge exceeds the limit of the cgroup.
+    /// - `ENODEV` if the region is unregistered.
+    /// - `ENOMEM` if memory runs out.
     ///
     /// # Safety
     ///
@@ -161,7 +163,7 @@ static OPS: bindings::dmem_cgroup_ops = bindings::dmem_cgroup_ops {
 
 /// # Safety
 ///
-/// Called by the controller, when a limit was lowered, with the manager that the region is for.
+/// Called by the controller with the manager of the region when a limit was lowered.
 #[cfg(CONFIG_CGROUP_DMEM)]
 unsafe extern "C" fn reclaim_callback(
     pool: *mut bindings::dmem_cgroup_pool_state,
@@ -222,8 +224,8 @@ impl Region {
 
     /// # Safety
     ///
-    /// `dev` must be valid, all data that `init` refers to must stay until the region is
-    /// unregistered, and `format` must have one string, for the name of the device.
+    /// `dev` must be valid. All data referenced by `init` must stay until the region is
+    /// unregistered. `format` must have one string for the name of the device.
     unsafe fn register(
         dev: *mut bindings::device,
         format: &CStr,

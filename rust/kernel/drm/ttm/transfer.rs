@@ -48,7 +48,7 @@ pub struct Pages<'a> {
 impl<'a> Pages<'a> {
     /// # Safety
     ///
-    /// `tt` must be valid for `'a`, and have all of its pages during that time.
+    /// `tt` must be valid for `'a` and have all of its pages during that time.
     pub(crate) unsafe fn from_raw(tt: NonNull<bindings::ttm_tt>) -> Self {
         // INVARIANT: By the safety requirements.
         Self {
@@ -58,17 +58,17 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// Returns the DMA addresses of the pages for the device whose memory VRAM is: the address and
-    /// the length in bytes of each piece, in the order of the object. Each piece is a number of
-    /// contiguous whole pages, and at most as long as a segment of the device may be.
+    /// Returns the DMA addresses of the pages for the device with the VRAM: the address and the
+    /// length in bytes of each piece in the order of the object. Each piece is a number of
+    /// contiguous whole pages and at most as long as a segment of the device may be.
     ///
-    /// [`None`] if the engines of the device do no DMA, see [`Engine::DMA`](super::Engine::DMA).
+    /// [`None`] if the engines of the device do no DMA (see [`Engine::DMA`](super::Engine::DMA)).
     #[inline]
     pub fn dma(&self) -> Option<Segments<'a>> {
         self.dma.map(Segments::of)
     }
 
-    /// Returns the iterator by which TTM maps them for the CPU.
+    /// Returns TTM's iterator for mapping them for the CPU.
     fn iter(&self) -> bindings::ttm_kmap_iter_tt {
         let mut iter = pin_init::zeroed();
 
@@ -97,9 +97,9 @@ pub enum Memory<'a> {
     Pages(Pages<'a>),
     /// A buffer of another device, mapped into the kernel. Only in a [`Blit`](super::Blit).
     Mapped(&'a VMap),
-    /// A buffer of another device, mapped for the device whose memory VRAM is: offsets are DMA
-    /// addresses. Only in a [`Blit`](super::Blit), for engines that do DMA, see
-    /// [`Engine::DMA`](super::Engine::DMA).
+    /// A buffer of another device, mapped for the device with the VRAM: offsets are DMA addresses.
+    /// Only in a [`Blit`](super::Blit) for engines with DMA (see
+    /// [`Engine::DMA`](super::Engine::DMA)).
     Peer(&'a [Range]),
 }
 
@@ -115,13 +115,13 @@ impl Memory<'_> {
     }
 }
 
-/// As [`Memory`], for the duration of the job.
+/// As [`Memory`] for the duration of the job.
 pub(crate) enum Side {
     Vram(Arc<Ranges>),
-    /// With the DMA addresses, if there are engines that need them.
+    /// With the DMA addresses if there are engines that need them.
     Pages(NonNull<bindings::ttm_tt>, Option<Arc<Table>>),
     Mapped(VmappedImport),
-    /// By its DMA addresses, which stay until the fence of the job has signalled.
+    /// By its DMA addresses. They stay until the fence of the job has signalled.
     Peer(KVVec<Range>),
 }
 
@@ -145,13 +145,13 @@ impl Side {
     }
 }
 
-/// The content of an object that is to be moved, or made zero.
+/// The content of an object to be moved or cleared.
 ///
 /// # Invariants
 ///
-/// - Both sides have at least `size` bytes, which are whole pages, and are neither [`Side::Mapped`]
-///   nor [`Side::Peer`].
-/// - A side in system memory has all of its pages until the fence of the job signals; nothing
+/// - Both sides have at least `size` bytes of whole pages. They are neither [`Side::Mapped`] nor
+///   [`Side::Peer`].
+/// - A side in system memory has all of its pages until the fence of the job signals. Nothing
 ///   accesses them after that.
 pub struct Transfer {
     from: Option<Side>,
@@ -168,10 +168,10 @@ unsafe impl Sync for Transfer {}
 impl Transfer {
     /// # Safety
     ///
-    /// - Both sides must have at least `size` bytes, and `size` must be a multiple of the page
-    ///   size. Neither may be [`Side::Mapped`] or [`Side::Peer`].
-    /// - A side in system memory must have all of its pages until the fence of the job that the
-    ///   value becomes has signalled, or the value is dropped.
+    /// - Both sides must have at least `size` bytes and `size` must be a multiple of the page size.
+    ///   Neither may be [`Side::Mapped`] or [`Side::Peer`].
+    /// - A side in system memory must have all of its pages until the fence of the job created from
+    ///   the value has signalled or the value is dropped.
     pub(crate) unsafe fn new(from: Option<Side>, to: Side, size: usize) -> Self {
         // INVARIANT: By the safety requirements.
         Self { from, to, size }
@@ -202,13 +202,13 @@ impl Transfer {
         self.to().is_in_bar(len) && self.from().is_none_or(|from| from.is_in_bar(len))
     }
 
-    /// Makes the transfer by the CPU.
+    /// Does the transfer by the CPU.
     ///
     /// Does not allocate memory. Mirrors `ttm_move_memcpy()`.
     ///
     /// # Safety
     ///
-    /// `vram` must be the address of VRAM, in which all ranges of both sides are mapped.
+    /// `vram` must be the address of VRAM with all ranges of both sides mapped.
     pub(super) unsafe fn by_cpu(&self, vram: *mut c_void) {
         let mut to = Iter::new(self.to(), vram);
         let mut from = match self.from() {
@@ -216,7 +216,7 @@ impl Transfer {
             None => Iter::nothing(),
         };
 
-        // SAFETY: By the type invariant the sides have this many pages, which the iterators map.
+        // SAFETY: By the type invariant the sides have this many pages and the iterators map them.
         // The source is not accessed if there is none.
         unsafe {
             bindings::ttm_move_memcpy(
@@ -228,8 +228,8 @@ impl Transfer {
         }
     }
 
-    /// Calls `f` for one part after the other, with the offsets in VRAM of those pages of the part
-    /// that are in VRAM: first the pages of the source, then those of the destination, at most
+    /// Calls `f` for one part after the other, with the VRAM offsets of its pages in VRAM: first
+    /// the pages of the source and then those of the destination. There are at most
     /// [`SCRATCH_PAGES`].
     ///
     /// Does not allocate memory.
@@ -279,15 +279,15 @@ pub(super) struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Moves the pages by the CPU. The pages in VRAM are at the offsets `shown` of a BAR, in the
+    /// Moves the pages by the CPU. The pages in VRAM are at the offsets `shown` of a BAR in the
     /// order of [`Transfer::parts`]. All writes have reached VRAM when this returns.
     ///
     /// Does not allocate memory.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `shown` has not an offset for each page, or an offset is not that of a page of
-    /// the BAR.
+    /// `EINVAL` if `shown` does not have one offset for each page in VRAM or if an offset is not
+    /// that of a page of the BAR.
     ///
     /// # Safety
     ///
@@ -313,8 +313,8 @@ impl Part<'_> {
             None => Iter::nothing(),
         };
         // SAFETY: Both sides have these pages by the type invariant of the transfer. The pages in
-        // VRAM are inside of the BAR, as was checked, and the BAR is mapped. The source is not used
-        // if there is none.
+        // VRAM are inside the BAR, as was checked, and the BAR is mapped. The source is not used if
+        // there is none.
         unsafe {
             bindings::ttm_move_memcpy(
                 self.of.from.is_none(),
@@ -324,7 +324,7 @@ impl Part<'_> {
                 from.as_raw(),
             );
             if let Some(last) = targets.last() {
-                // CAST: An offset in the BAR, which is mapped.
+                // CAST: An offset in the mapped BAR.
                 flush(bar.wrapping_byte_add(*last as usize));
             }
         }
@@ -336,10 +336,10 @@ impl Part<'_> {
 /// microseconds.
 const PAGES_WITHOUT_PAUSE: usize = 256;
 
-/// Offers to reschedule, for kernels that do not preempt kernel code. May sleep.
+/// Offers to reschedule for kernels that do not preempt kernel code. May sleep.
 pub(super) fn pause() {
-    // SAFETY: The CPU moves bytes in the worker of a `CpuEngine`, and where a job is finished that
-    // has failed; both hold no spinlock and may sleep. The pages that the task has mapped with
+    // SAFETY: The CPU moves bytes in the worker of a `CpuEngine` and where a failed job is
+    // finished. Both hold no spinlock and may sleep. Pages mapped by the task with
     // `kmap_local_page()` stay mapped meanwhile.
     unsafe { bindings::cond_resched() };
 }
@@ -367,7 +367,7 @@ impl<'a> Iter<'a> {
         }
     }
 
-    /// As [`Self::new`], for a part that begins with the page `first`. Its pages in VRAM are at the
+    /// As [`Self::new`] for a part beginning with the page `first`. Its pages in VRAM are at the
     /// offsets `shown` of the BAR.
     fn part(memory: Memory<'a>, first: usize, bar: *mut c_void, shown: &'a [u64]) -> Self {
         match memory {
@@ -399,7 +399,7 @@ impl<'a> Iter<'a> {
 
     fn as_raw(&mut self) -> *mut bindings::ttm_kmap_iter {
         match self {
-            // Not a pointer to `base` alone, because the callback converts it to a pointer to the
+            // Not a pointer to `base` alone because the callback converts it to a pointer to the
             // whole.
             Self::Vram(iter) => (&raw mut *iter).cast(),
             Self::Pages(iter) => (&raw mut *iter).cast(),
@@ -409,7 +409,7 @@ impl<'a> Iter<'a> {
     }
 }
 
-/// Maps pages of an object in VRAM, one after the other.
+/// Maps pages of an object in VRAM one after the other.
 #[repr(C)]
 struct VramIter<'a> {
     base: bindings::ttm_kmap_iter,
@@ -427,7 +427,7 @@ static VRAM_OPS: bindings::ttm_kmap_iter_ops = bindings::ttm_kmap_iter_ops {
 
 /// # Safety
 ///
-/// Called by `ttm_move_memcpy()` with a [`VramIter`] and a page that is inside of the object.
+/// Called by `ttm_move_memcpy()` with a [`VramIter`] and a page inside the object.
 unsafe extern "C" fn vram_map_local(
     iter: *mut bindings::ttm_kmap_iter,
     map: *mut bindings::iosys_map,
@@ -465,7 +465,7 @@ unsafe extern "C" fn vram_map_local(
     unsafe { map.write(map_to) };
 }
 
-/// Maps pages of VRAM that are at given offsets of a BAR.
+/// Maps pages of VRAM at given offsets of a BAR.
 #[repr(C)]
 struct ShownIter<'a> {
     base: bindings::ttm_kmap_iter,
@@ -481,7 +481,7 @@ static SHOWN_OPS: bindings::ttm_kmap_iter_ops = bindings::ttm_kmap_iter_ops {
 
 /// # Safety
 ///
-/// Called by `ttm_move_memcpy()` with a [`ShownIter`] and a page that is inside.
+/// Called by `ttm_move_memcpy()` with a [`ShownIter`] and a page inside it.
 unsafe extern "C" fn shown_map_local(
     iter: *mut bindings::ttm_kmap_iter,
     map: *mut bindings::iosys_map,
@@ -491,7 +491,7 @@ unsafe extern "C" fn shown_map_local(
     let iter = unsafe { &*iter.cast::<ShownIter<'_>>() };
     let map_to = bindings::iosys_map {
         __bindgen_anon_1: bindings::iosys_map__bindgen_ty_1 {
-            // CAST: An offset in the BAR, which is mapped.
+            // CAST: An offset in the mapped BAR.
             vaddr_iomem: iter.bar.wrapping_byte_add(iter.shown[page] as usize),
         },
         is_iomem: true,
@@ -501,7 +501,7 @@ unsafe extern "C" fn shown_map_local(
     unsafe { map.write(map_to) };
 }
 
-/// Maps pages of system memory, of which the first one is page `first` of the object.
+/// Maps pages of system memory. The first one is page `first` of the object.
 #[repr(C)]
 struct LaterIter {
     base: bindings::ttm_kmap_iter,
@@ -517,7 +517,7 @@ static LATER_OPS: bindings::ttm_kmap_iter_ops = bindings::ttm_kmap_iter_ops {
 
 /// # Safety
 ///
-/// Called by `ttm_move_memcpy()` with a [`LaterIter`] and a page that is inside.
+/// Called by `ttm_move_memcpy()` with a [`LaterIter`] and a page inside it.
 unsafe extern "C" fn later_map_local(
     iter: *mut bindings::ttm_kmap_iter,
     map: *mut bindings::iosys_map,
@@ -536,8 +536,8 @@ unsafe extern "C" fn later_map_local(
 
 /// # Safety
 ///
-/// Called by `ttm_move_memcpy()` with a [`LaterIter`] and a structure that [`later_map_local`] has
-/// filled.
+/// Called by `ttm_move_memcpy()` with a [`LaterIter`] and a structure filled by
+/// [`later_map_local`].
 unsafe extern "C" fn later_unmap_local(
     iter: *mut bindings::ttm_kmap_iter,
     map: *mut bindings::iosys_map,

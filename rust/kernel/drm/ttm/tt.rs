@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The manager of system memory that devices access.
+//! The manager of device-accessible system memory.
 //!
-//! Such memory has no addresses: an object gets pages wherever they are, and peers map them page by
-//! page. So the manager only counts bytes, and an object fits as long as enough bytes are left. The
-//! pages come from TTM, which has a limit for the pages of all devices together and swaps objects
-//! out to keep it.
+//! Such memory has no addresses: an object gets pages wherever they are and peers map them page by
+//! page. So the manager only counts bytes. An object fits as long as enough bytes are left. The
+//! pages come from TTM, which limits the pages of all devices together and swaps objects out to
+//! keep the limit.
 //!
 //! # Locking
 //!
-//! The callbacks are called with the reservation of the object held, except for `free`, which may
-//! run on the workqueue of TTM. The count is atomic.
+//! The callbacks are called with the reservation of the object held. Only `free` may run on the
+//! workqueue of TTM without it. The count is atomic.
 //!
 //! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
 
@@ -38,9 +38,9 @@ use crate::{
 /// The manager of `TTM_PL_TT`.
 pub(in crate::drm) struct TtManager {
     man: Manager,
-    /// The bytes that objects have.
+    /// The number of bytes of all objects.
     used: Atomic<u64>,
-    /// The maximal number of bytes that objects may have, if TTM allows as many.
+    /// The maximum number of bytes of all objects if TTM allows as many.
     limit: Atomic<u64>,
 }
 
@@ -54,7 +54,7 @@ static FUNCS: bindings::ttm_resource_manager_func = bindings::ttm_resource_manag
 };
 
 impl TtManager {
-    /// Makes a manager whose only limit is that of TTM.
+    /// Creates a manager whose only limit is that of TTM.
     pub(in crate::drm) fn new() -> Self {
         Self {
             man: Manager::new(),
@@ -81,8 +81,8 @@ impl TtManager {
     ///
     /// # Safety
     ///
-    /// `bdev` must be an initialized device of which [`Self::fini`] is called before it is
-    /// finished, and before `self` is dropped or moved.
+    /// `bdev` must be an initialized device. [`Self::fini`] must be called for it before it is
+    /// finished and before `self` is dropped or moved.
     pub(in crate::drm) unsafe fn init(&self, bdev: *mut bindings::ttm_device) {
         // SAFETY: By the safety requirements; the callbacks are those for this type.
         unsafe { self.man.init(bdev, MemType::Tt, self.limit(), &FUNCS) };
@@ -92,8 +92,8 @@ impl TtManager {
     ///
     /// # Safety
     ///
-    /// [`Self::init`] must have been called for `bdev`, and all remaining objects must wait for
-    /// their deletion.
+    /// [`Self::init`] must have been called for `bdev`. All remaining objects must wait for their
+    /// deletion.
     pub(in crate::drm) unsafe fn fini(&self, bdev: *mut bindings::ttm_device) {
         // SAFETY: By the safety requirements.
         unsafe { self.man.fini(bdev, MemType::Tt) };
@@ -101,7 +101,7 @@ impl TtManager {
 
     /// Counts `size` bytes of an object.
     ///
-    /// Tasks that charge at the same time do not fail if there is enough for one of them.
+    /// If there is enough for one of several concurrent charges, one of them succeeds.
     fn charge(&self, size: u64) -> Result {
         charge(&self.used, size, self.limit()).map_err(|_| ENOSPC)
     }
@@ -113,7 +113,7 @@ impl TtManager {
 
     /// # Safety
     ///
-    /// `man` must be part of a `Self` that is valid for `'a`.
+    /// `man` must be part of a `Self` valid for `'a`.
     unsafe fn from_raw<'a>(man: *mut bindings::ttm_resource_manager) -> &'a Self {
         // SAFETY: By the safety requirements; `Manager` is a transparent wrapper.
         unsafe { &*container_of!(man.cast::<Manager>(), Self, man) }
@@ -122,7 +122,7 @@ impl TtManager {
 
 /// # Safety
 ///
-/// All callbacks are called by TTM, with the manager of a device that [`TtManager::init`] added.
+/// All callbacks are called by TTM with the manager of a device added by [`TtManager::init`].
 unsafe extern "C" fn alloc_callback(
     man: *mut bindings::ttm_resource_manager,
     bo: *mut bindings::ttm_buffer_object,
@@ -135,7 +135,7 @@ unsafe extern "C" fn alloc_callback(
 
         let resource = KBox::<Opaque<bindings::ttm_resource>>::new(Opaque::zeroed(), GFP_KERNEL)?;
         this.charge(size)?;
-        // SAFETY: TTM passes valid arguments, and returns the resource to `free_callback`.
+        // SAFETY: TTM passes valid arguments and returns the resource to `free_callback`.
         unsafe { hand_over(resource, bo, place, res) };
         Ok(0)
     })
@@ -148,8 +148,8 @@ unsafe extern "C" fn free_callback(
     man: *mut bindings::ttm_resource_manager,
     res: *mut bindings::ttm_resource,
 ) {
-    // SAFETY: `alloc_callback` made the resource, which is not used any more; `ttm_resource_init()`
-    // has stored the size of the object, which does not change.
+    // SAFETY: `alloc_callback` created the resource, which is not used any more.
+    // `ttm_resource_init()` has stored the size of the object and the size does not change.
     unsafe {
         let size = (*res).size as u64;
 

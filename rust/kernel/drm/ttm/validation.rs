@@ -2,19 +2,19 @@
 
 //! Retries of validations that find no room.
 //!
-//! A task that validates an object evicts other objects, whose reservations it has to take. If two
-//! tasks do this at the same time, one of them may find all objects reserved, and get `ENOSPC`
+//! A task that validates an object evicts other objects and has to take their reservations. If two
+//! tasks do this at the same time, one of them may find all objects reserved. It gets `ENOSPC`
 //! although objects could be evicted. It then tries again while no other task validates.
 //!
-//! Any client can ask for more room than there is, as often as it likes, and from many tasks. So
-//! tasks try again one after the other, and none sleeps while it keeps the others out: those that
+//! Any client can ask for more room than there is, as often as it likes and from many tasks. So
+//! tasks try again one after the other and none sleeps while it keeps the others out. Tasks that
 //! find room wait for the attempt of one task at most.
 //!
 //! # Locking
 //!
-//! A task that tries again takes its turn, and then the semaphore of all validations. Both are taken
-//! before the reservation of any object. Faults and importers, which hold a reservation already, do
-//! not take them.
+//! A task that tries again takes its turn and then the semaphore of all validations. Both are taken
+//! before the reservation of any object. Faults and importers do not take them because they already
+//! hold a reservation.
 //!
 //! C header: [`include/linux/rwsem.h`](srctree/include/linux/rwsem.h)
 
@@ -35,12 +35,12 @@ use crate::{
 
 /// How long to wait before each attempt alone, in milliseconds.
 ///
-/// A task that holds a reservation but not the semaphore holds it for a short time, unless its
-/// processor is taken away, as the processor of a virtual machine may be.
+/// A task holding a reservation without the semaphore holds it for a short time only, unless its
+/// processor is taken away. This may happen to the processor of a virtual machine.
 const PAUSES: [i64; 4] = [0, 1, 5, 25];
 
-/// Each validation takes `all` for reading, and one that has to run alone for writing, while it has
-/// `turn`.
+/// Each validation takes `all` for reading. One that has to run alone takes it for writing while it
+/// has `turn`.
 ///
 /// # Invariants
 ///
@@ -82,16 +82,17 @@ impl Validation {
         )
     }
 
-    /// Calls `f`, which may evict objects. If it returns `ENOSPC` it is called again, a few times,
+    /// Calls `f`, which may evict objects. If it returns `ENOSPC`, it is called again a few times
     /// while no other validation runs.
     ///
-    /// It is called more than once, because tasks without the semaphore hold reservations for a
-    /// short time: faults, importers, workers that release the memory of a deleted object, and
-    /// other devices that share a reservation.
+    /// It is called more than once because tasks without the semaphore hold reservations for a
+    /// short time: faults, importers, workers releasing the memory of a deleted object and other
+    /// devices sharing a reservation.
     ///
     /// # Errors
     ///
-    /// `EINTR` if the task is killed, and the errors of `f`.
+    /// - `EINTR` if the task is killed.
+    /// - The errors of `f`.
     pub(in crate::drm) fn run<R>(&self, mut f: impl FnMut() -> Result<R>) -> Result<R> {
         let ret = {
             let _others = Entered::new(&self.all, false)?;
@@ -119,7 +120,7 @@ impl Validation {
 
 /// # Invariants
 ///
-/// The semaphore is initialized, and is held by this task, for writing if `alone`.
+/// The semaphore is initialized and held by this task, for writing if `alone`.
 struct Entered<'a> {
     sem: &'a Opaque<bindings::rw_semaphore>,
     alone: bool,

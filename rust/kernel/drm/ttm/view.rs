@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The CPU's view of VRAM, by which it does the moves that an engine has failed to do.
+//! The CPU's view of VRAM, by which it does the failed moves of an engine.
 //!
-//! A [`CpuView`] belongs to the engine of a driver, and is dropped with it. Jobs share its state,
-//! which may outlive it; the CPU does no job after that.
+//! A [`CpuView`] belongs to the engine of a driver and is dropped with it. Jobs share its state.
+//! The state may outlive the view, but then the CPU does no more jobs.
 //!
-//! A BAR shows all VRAM, in the order of the [`Layout`](crate::drm::vram::Layout), or parts of it
-//! through the windows of an aperture. With an aperture a driver provides a [`ScratchWindow`], and a move is done in parts of a few pages.
+//! A BAR shows all VRAM in the order of the [`Layout`](crate::drm::vram::Layout) or parts of it
+//! through the windows of an aperture. With an aperture, the driver provides a [`ScratchWindow`]
+//! and a move is done in parts of a few pages.
 //!
 //! # Locking
 //!
-//! The mutex of the state is taken by the task that finishes a job, before the fence of the job
-//! signals: no memory is allocated while it is held. The locks of a [`ScratchWindow`] are inside of
-//! it.
+//! The task finishing a job takes the mutex of the state before the fence of the job signals: no
+//! memory is allocated while it is held. The locks of a [`ScratchWindow`] are inside it.
 
 use super::{
     engine::Work,
@@ -35,37 +35,37 @@ use crate::{
 /// How many pages of VRAM a [`ScratchWindow`] shows at a time.
 pub const SCRATCH_PAGES: usize = 32;
 
-/// A part of an aperture that shows the CPU a few pages of VRAM for a short time.
+/// A part of an aperture that shows a few pages of VRAM to the CPU for a short time.
 ///
 /// No object has a window in this part, so it is always available.
 pub trait ScratchWindow: Send + Sync + 'static {
     /// Shows the pages of VRAM at the given offsets, [`SCRATCH_PAGES`] at most, while it calls `f`
     /// once. The argument of `f` has the offset of each page in the BAR.
     ///
-    /// For a page that another window shows, this may be the offset in that window, if the window
-    /// stays until `f` returns.
+    /// If another window shows a page, this may be its offset in that window, provided that the
+    /// window stays until `f` returns.
     ///
     /// Called where a job is finished, in a
-    /// [`SignallingSection`](crate::dma_buf::fence::SignallingSection): it may sleep, but neither
-    /// take a reservation nor allocate memory in a way that waits. The device may have been reset,
-    /// or be gone.
+    /// [`SignallingSection`](crate::dma_buf::fence::SignallingSection). It may sleep but must
+    /// neither take a reservation nor allocate memory in a way that waits. The device may have been
+    /// reset or be gone.
     ///
     /// # Errors
     ///
-    /// The pages could not be shown, or the device was not present all the time. The move has
-    /// failed then.
+    /// The pages could not be shown or the device was not present all the time. The move has failed
+    /// then.
     fn show(&self, pages: &[u64], f: &mut dyn FnMut(&[u64])) -> Result;
 }
 
 /// The CPU's view of VRAM.
 pub struct CpuView<'a> {
-    // Dropped before the window.
+    // Dropped before the mapping.
     shown: Shown,
     window: BarMapping<'a>,
 }
 
 impl<'a> CpuView<'a> {
-    /// Makes the view of VRAM by a BAR that shows all of it.
+    /// Creates the view of VRAM by a BAR that shows all of it.
     ///
     /// # Errors
     ///
@@ -74,7 +74,7 @@ impl<'a> CpuView<'a> {
         Self::make(window, None)
     }
 
-    /// Makes the view of VRAM behind an aperture, the BAR of `window`.
+    /// Creates the view of VRAM behind an aperture, the BAR of `window`.
     ///
     /// # Errors
     ///
@@ -90,14 +90,14 @@ impl<'a> CpuView<'a> {
         })
     }
 
-    /// Returns the window of the BAR.
+    /// Returns the mapping of the BAR.
     #[inline]
     pub fn window(&self) -> &BarMapping<'a> {
         &self.window
     }
 
-    /// Returns the state by which the CPU does a job if an engine fails to, or [`None`] if the CPU
-    /// cannot do it.
+    /// Returns the state by which the CPU does a job if an engine fails to do it, or [`None`] if
+    /// the CPU cannot do it.
     pub(super) fn of(&self, work: &Work) -> Option<Arc<View>> {
         let Work::Move(transfer) = work else {
             return None;
@@ -127,13 +127,12 @@ struct Bar {
 // SAFETY: The pointers may be used by any task.
 unsafe impl Send for Bar {}
 
-/// The mapping by which the CPU sees VRAM, while it does, for the task that finishes a job that
-/// failed.
+/// The CPU mapping of VRAM, while there is one, for the task finishing a failed job.
 ///
 /// # Invariants
 ///
-/// `at` has the address at which all of a [`BarMapping`] is mapped, and its device; both stay while the
-/// mutex is held.
+/// `at` has the address at which a [`BarMapping`] maps its whole BAR, and the device. Both stay
+/// while the mutex is held.
 #[pin_data]
 pub(super) struct View {
     scratch: Option<Arc<dyn ScratchWindow>>,
@@ -151,7 +150,7 @@ impl View {
             pdev: window.as_pci(),
         };
 
-        // INVARIANT: `Shown`, which is dropped before the window, clears it.
+        // INVARIANT: `Shown` clears it and is dropped before the mapping.
         Arc::pin_init(
             pin_init!(Self {
                 scratch,
@@ -161,8 +160,8 @@ impl View {
         )
     }
 
-    /// Does a job by the CPU, for which [`CpuView::of`] has returned this. Returns whether it is
-    /// done. Sleeps.
+    /// Does a job by the CPU and returns whether it is done. [`CpuView::of`] must have returned
+    /// this view for the job. Sleeps.
     pub(super) fn by_cpu(&self, work: &Work) -> bool {
         let at = self.at.lock();
         let Some(bar) = at.as_ref() else {
@@ -194,14 +193,14 @@ impl Bar {
     }
 }
 
-/// Does a job by the CPU, and returns whether the device was present all the time.
+/// Does a job by the CPU and returns whether the device was present all the time.
 ///
 /// # Safety
 ///
-/// `vram` must be the address of VRAM, in which all ranges of both sides are mapped, and `pdev` the
-/// device that has it.
+/// `vram` must be the address of VRAM with all ranges of both sides mapped. `pdev` must be the
+/// device with this VRAM.
 pub(super) unsafe fn by_cpu(work: &Work, vram: *mut c_void, pdev: *mut bindings::pci_dev) -> bool {
-    // A device that is gone answers with ones, and each answer may take a long time.
+    // A device that is gone answers reads with ones, and each answer may take a long time.
     // SAFETY: By the safety requirements.
     let is_gone = || unsafe { bindings::pci_dev_is_disconnected(pdev) };
 

@@ -41,15 +41,15 @@ use core::{
     ops::Range, //
 };
 
-/// The allocator of VRAM, or of a part of it, on [`GpuBuddy`].
+/// The allocator of all VRAM or of a part of it on [`GpuBuddy`].
 ///
 /// All references to an allocator allocate from the same memory: a core driver that needs some for
-/// itself shares the allocator with the driver that makes objects. Offsets are offsets in VRAM,
+/// itself shares the allocator with the driver creating objects. Offsets are offsets in VRAM
 /// wherever the part begins.
 ///
-/// When an object leaves VRAM, TTM frees it at once, while an engine still reads it, because the
-/// next object waits for that. Other users do not wait, so an allocator whose memory TTM has gives
-/// none to them, unless it was made by [`Self::shared`], or they call
+/// When an object leaves VRAM, TTM frees the VRAM at once while an engine still reads it, because
+/// the next object waits for the engine. Other users do not wait. So an allocator whose memory TTM
+/// has gives none to them, unless it was created by [`Self::shared`] or they call
 /// [`ttm::Device::alloc_block`], which waits.
 ///
 /// [`ttm::Device::alloc_block`]: crate::drm::gem::ttm::Device::alloc_block
@@ -96,22 +96,22 @@ pub struct Allocator {
     layout: Option<Layout>,
     quarantine: Arc<Quarantine>,
     is_shared: bool,
-    /// Memory is given out before the jobs that use it are done.
+    /// Memory is given out before the jobs using it are done.
     is_pipelined: Atomic<bool>,
 }
 
 impl Allocator {
-    /// Makes the allocator of a range of VRAM, which must consist of whole pages.
+    /// Creates the allocator of a range of VRAM. The range must consist of whole pages.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the range is empty, or otherwise not supported.
+    /// - `EINVAL` if the range is empty or otherwise not supported.
     /// - `ENOMEM` if memory runs out.
     pub fn new(range: Range<u64>) -> Result<Arc<Self>> {
         Self::make(range, None, false)
     }
 
-    /// As [`Self::new`], for VRAM that a BAR shows in the order of `layout`.
+    /// As [`Self::new`] for VRAM that a BAR shows in the order of `layout`.
     ///
     /// # Errors
     ///
@@ -120,11 +120,10 @@ impl Allocator {
         Self::make(range, Some(layout), false)
     }
 
-    /// As [`Self::new`], or [`Self::with_layout`], for memory of which a core driver takes a part
-    /// while TTM has the rest.
+    /// As [`Self::new`] or [`Self::with_layout`] for memory shared by a core driver and TTM.
     ///
-    /// VRAM that an object leaves is only freed when the jobs that use it are done, and an eviction
-    /// waits for them.
+    /// VRAM left by an object is only freed when the jobs using it are done. An eviction waits for
+    /// them.
     ///
     /// # Errors
     ///
@@ -156,19 +155,19 @@ impl Allocator {
         )?)
     }
 
-    /// Returns whether the allocator was made by [`Self::shared`].
+    /// Returns whether the allocator was created by [`Self::shared`].
     #[inline]
     pub fn is_shared(&self) -> bool {
         self.is_shared
     }
 
-    /// Returns how much memory there is, in bytes.
+    /// Returns how many bytes of memory there are.
     #[inline]
     pub fn size(&self) -> u64 {
         self.buddy.size()
     }
 
-    /// Returns how much memory is free, in bytes.
+    /// Returns how many bytes of memory are free.
     #[inline]
     pub fn avail(&self) -> u64 {
         self.buddy.avail()
@@ -182,7 +181,7 @@ impl Allocator {
         }
     }
 
-    /// Returns how many bytes of VRAM, from `offset` on, the BAR shows contiguously.
+    /// Returns how many bytes of VRAM from `offset` on the BAR shows contiguously.
     pub fn shown_in_order(&self, offset: u64) -> u64 {
         match &self.layout {
             Some(layout) => layout.left_of_granule(offset),
@@ -203,24 +202,24 @@ impl Allocator {
         self.buddy.base_offset()
     }
 
-    /// Returns how much memory is in quarantine, in bytes: it was freed, but a job that was to fill
-    /// it has failed, so that it may have content of a former owner.
+    /// Returns how many bytes of memory are in quarantine. This memory was freed but may have
+    /// content of a former owner because the job to fill it has failed.
     pub fn quarantined(&self) -> u64 {
         self.quarantine.size()
     }
 
-    /// Counts a reset of the device: memory that a job has failed to fill until now may be allocated
-    /// again, wherever it is by then. That in quarantine stays there until
+    /// Counts a reset of the device. Memory left unfilled by a failed job until now may be
+    /// allocated again, wherever it is by then. Memory in quarantine stays there until
     /// [`Self::end_quarantine`].
     ///
-    /// For a driver that has reset its device, which works again, before jobs are begun again. May
-    /// be called in any context.
+    /// A driver calls this after a reset, when the device works again but jobs have not begun
+    /// again. May be called in any context.
     pub fn count_reset(&self) {
         self.quarantine.count_reset();
     }
 
-    /// Frees the memory in quarantine that jobs have failed to fill before the last
-    /// [`Self::count_reset`]. May sleep.
+    /// Frees the quarantined memory of jobs that failed before the last [`Self::count_reset`]. May
+    /// sleep.
     pub fn end_quarantine(&self) {
         self.quarantine.end();
     }
@@ -239,7 +238,7 @@ impl Allocator {
         self.is_pipelined.store(!self.is_shared(), Relaxed);
     }
 
-    /// Returns whether memory may be freed before the jobs that use it are done.
+    /// Returns whether memory may be freed before the jobs using it are done.
     #[inline]
     pub(crate) fn is_pipelined(&self) -> bool {
         self.is_pipelined.load(Relaxed)
@@ -252,11 +251,11 @@ impl Allocator {
         Ok(())
     }
 
-    /// Allocates `size` bytes, a multiple of the page size, anywhere.
+    /// Allocates `size` bytes anywhere. `size` must be a multiple of the page size.
     ///
     /// # Errors
     ///
-    /// - `EBUSY` if TTM has the memory, and it is not [`Self::shared`].
+    /// - `EBUSY` if TTM has the memory and it is not [`Self::shared`].
     /// - `ENOSPC` if there is no room.
     /// - `ENOMEM` if memory runs out.
     pub fn alloc(&self, size: u64) -> Result<Allocation> {
@@ -269,7 +268,7 @@ impl Allocator {
         )
     }
 
-    /// As [`Self::alloc`], below the offset `end` of VRAM.
+    /// As [`Self::alloc`] below the offset `end` of VRAM.
     ///
     /// # Errors
     ///
@@ -290,18 +289,19 @@ impl Allocator {
         )
     }
 
-    /// Allocates `size` bytes in one piece. `size` is a power of two and at least the page size;
-    /// the piece is at a multiple of `size` from the start of the allocator.
+    /// Allocates `size` bytes in one piece. `size` is a power of two and at least the page size.
+    /// The piece is at a multiple of `size` from the start of the allocator.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `size` is not a power of two, and those of [`Self::alloc`].
+    /// - `EINVAL` if `size` is not a power of two.
+    /// - The errors of [`Self::alloc`].
     pub fn alloc_block(&self, size: usize) -> Result<Allocation> {
         self.check_pipelining()?;
         self.alloc_any_block(size)
     }
 
-    /// As [`Self::alloc_block`], for a caller that waits for the jobs which still use the memory.
+    /// As [`Self::alloc_block`] for a caller that waits for the jobs still using the memory.
     pub(crate) fn alloc_any_block(&self, size: usize) -> Result<Allocation> {
         self.alloc_with(
             GpuBuddyAllocMode::Simple,
@@ -311,13 +311,13 @@ impl Allocator {
         )
     }
 
-    /// Allocates a range of VRAM, such as one that the firmware uses.
+    /// Allocates a range of VRAM such as one used by the firmware.
     ///
     /// # Errors
     ///
-    /// - `EBUSY` if TTM has the memory, and it is not [`Self::shared`].
+    /// - `EBUSY` if TTM has the memory and it is not [`Self::shared`].
     /// - `EINVAL` if the range does not consist of whole pages.
-    /// - `ENOSPC` if a part of the range is allocated, or it is not in the memory of this
+    /// - `ENOSPC` if a part of the range is allocated or the range is not in the memory of this
     ///   allocator.
     /// - `ENOMEM` if memory runs out.
     pub fn reserve(&self, range: Range<u64>) -> Result<Allocation> {
@@ -362,8 +362,8 @@ impl Allocator {
             self.buddy.alloc_blocks(mode, size, align, flags),
             GFP_KERNEL,
         )
-        // The buddy allocator returns `EINVAL` for a size that it would have to round up to more
-        // than its memory.
+        // The buddy allocator returns `EINVAL` if it would have to round the size up to more than
+        // its memory.
         .map_err(|e| if e == EINVAL { ENOSPC } else { e })?;
         let ranges = Ranges::new(
             blocks.iter().map(|block| (block.offset(), block.size())),
@@ -383,9 +383,9 @@ fn is_aligned(range: &Range<u64>) -> bool {
     (range.start | range.end) & !(PAGE_MASK as u64) == 0
 }
 
-/// A part of VRAM, which is freed when the value is dropped.
+/// A part of VRAM, freed when the value is dropped.
 pub struct Allocation {
-    /// Shared with jobs that still copy from the memory after it was freed.
+    /// Shared with jobs still copying from the memory after it was freed.
     ranges: Arc<Ranges>,
     // Handed over by `drop()`.
     blocks: ManuallyDrop<Blocks>,

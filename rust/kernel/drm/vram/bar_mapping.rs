@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The CPU's view of VRAM.
+//! The CPU mapping of VRAM.
 //!
 //! C header: [`include/linux/pci.h`](srctree/include/linux/pci.h)
 
@@ -21,7 +21,7 @@ use core::{
 /// How many bytes are written before other tasks may use the processor.
 const SET_AT_ONCE: usize = SZ_1M;
 
-/// A memory BAR that the CPU sees, mapped write-combined into the kernel.
+/// A memory BAR mapped write-combined into the kernel for the CPU.
 ///
 /// The mapping of the whole BAR also makes the architecture map it write-combined into processes.
 ///
@@ -92,8 +92,8 @@ pub struct BarMapping<'a> {
     len: u64,
 }
 
-// SAFETY: The methods do not need synchronization: they write to I/O memory, on whose content no
-// code relies, or return constants.
+// SAFETY: The methods need no synchronization. They return constants or access I/O memory, and no
+// code relies on the content of this memory.
 unsafe impl Send for BarMapping<'_> {}
 
 // SAFETY: As for `Send`.
@@ -149,13 +149,13 @@ impl<'a> BarMapping<'a> {
         self.len
     }
 
-    /// Returns whether the BAR is empty, which it is not.
+    /// Returns whether the BAR is empty. It never is.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the address at which the BAR is mapped.
+    /// Returns the address of the mapping.
     #[inline]
     pub(crate) fn as_ptr(&self) -> *mut c_void {
         self.addr.as_ptr()
@@ -171,14 +171,14 @@ impl<'a> BarMapping<'a> {
         raw_pci(self.pdev)
     }
 
-    /// Writes `byte` to the whole BAR, as a loss of power may. Sleeps, as a BAR may have many
+    /// Writes `byte` to the whole BAR, as a loss of power may. Sleeps because a BAR may have many
     /// gigabytes.
     pub fn fill(&self, byte: u8) {
         // CAST: The size of a mapping has less than 64 bits.
         self.set(0..self.len as usize, byte);
     }
 
-    /// Writes `byte` to a part of the BAR, which must be inside of it.
+    /// Writes `byte` to a part of the BAR. The part must be inside the BAR.
     #[inline(never)]
     fn set(&self, range: Range<usize>, byte: u8) {
         for at in range.clone().step_by(SET_AT_ONCE) {
@@ -248,7 +248,7 @@ impl<'a> BarMapping<'a> {
 
     /// Waits until writes of this CPU to an object in VRAM have arrived.
     ///
-    /// Does nothing for an object that is not inside the BAR.
+    /// Does nothing unless all of the object is inside the BAR.
     #[inline(never)]
     pub fn flush(&self, vram: &Ranges) {
         if !vram.is_in_bar(self.len) {
@@ -265,11 +265,11 @@ impl<'a> BarMapping<'a> {
 ///
 /// # Safety
 ///
-/// `at` must be the address of a byte of that memory, which is mapped.
+/// `at` must be the address of a mapped byte of that memory.
 pub(crate) unsafe fn flush(at: *mut c_void) {
     // Write-combining buffers keep data until they are flushed. Writes that have left them are
-    // posted: they may be on their way when a peer, which takes another way, reads. The answer to a
-    // read comes after all writes before it.
+    // posted: they may be on their way when a peer reads by another path. The answer to a read
+    // comes after all writes before it.
     // SAFETY: A barrier has no requirements; by the safety requirements the address is valid.
     unsafe {
         bindings::wmb();

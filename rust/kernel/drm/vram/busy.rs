@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! VRAM that is given back while work still uses it.
+//! VRAM freed while work still uses it.
 
 use super::Allocation;
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     sync::aref::ARef, //
 };
 
-/// VRAM, and the work that uses it. The drop waits for the work.
+/// VRAM and the work that uses it. The drop waits for the work.
 struct Busy {
     work: ARef<AnyFence>,
     // Freed after that.
@@ -28,9 +28,9 @@ impl Drop for Busy {
     }
 }
 
-/// Frees `vram` when all work is done that has a fence in `resv`, which may be of any device.
+/// Frees `vram` when all work with a fence in `resv` is done. The fences may be of any device.
 ///
-/// The caller does not wait for it, unless memory runs out. May sleep.
+/// The caller does not wait for it unless memory runs out. May sleep.
 #[inline(never)]
 pub(crate) fn free_when_idle(vram: Allocation, resv: &DmaResv) {
     match resv.singleton(Usage::Bookkeep) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! A BAR that shows VRAM in an order of its own.
+//! A BAR with its own order of VRAM.
 
 use crate::{
     page::PAGE_SIZE,
@@ -8,13 +8,12 @@ use crate::{
 };
 use core::num::NonZeroU64;
 
-/// The order in which a BAR shows VRAM, if that is not the order of VRAM.
+/// The order in which a BAR shows VRAM if it is not the order of VRAM.
 ///
 /// # Invariants
 ///
 /// - `granule` is a multiple of the page size.
-/// - `order` has each number below its length once, and `granule` times the length does not
-///   overflow.
+/// - `order` has each number below its length once. `granule` times the length does not overflow.
 ///
 /// # Examples
 ///
@@ -51,12 +50,12 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Makes the layout of a BAR that has the piece `n` of VRAM, of `granule` bytes, at its piece
-    /// `order[n]`. VRAM behind the last piece is not shown.
+    /// Creates the layout of a BAR with the piece `n` of VRAM at its piece `order[n]`. A piece has
+    /// `granule` bytes. VRAM behind the last piece is not shown.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `granule` is not a multiple of the page size, or `order` is not a permutation.
+    /// - `EINVAL` if `granule` is not a multiple of the page size or `order` is not a permutation.
     /// - `ENOMEM` if memory runs out.
     pub fn new(granule: u64, order: KVVec<u64>) -> Result<Self> {
         let pieces = order.len();
@@ -80,8 +79,7 @@ impl Layout {
         Ok(Self { granule, order })
     }
 
-    /// Returns how much VRAM the BAR shows, in bytes, which is also the size of that part of the
-    /// BAR.
+    /// Returns how many bytes of VRAM the BAR shows. This is also the size of that part of the BAR.
     #[inline]
     pub fn len(&self) -> u64 {
         // OVERFLOW: By the type invariant.
@@ -94,7 +92,7 @@ impl Layout {
         self.order.is_empty()
     }
 
-    /// Returns where in the BAR offset `offset` of VRAM is, or [`None`] if it is not shown.
+    /// Returns the offset in the BAR of offset `offset` of VRAM, or [`None`] if it is not shown.
     pub fn bar_offset(&self, offset: u64) -> Option<u64> {
         let index = usize::try_from(offset / self.granule).ok()?;
 
@@ -102,7 +100,7 @@ impl Layout {
         Some(self.order.get(index)? * self.granule.get() + offset % self.granule)
     }
 
-    /// Returns how many bytes of VRAM, from `offset` on, are in one piece of the BAR.
+    /// Returns how many bytes of VRAM from `offset` on are in one piece of the BAR.
     pub(super) fn left_of_granule(&self, offset: u64) -> u64 {
         // OVERFLOW: The remainder is less than the granule.
         self.granule.get() - offset % self.granule

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The memory of a GPU: its allocator, and the places of objects.
+//! The memory of a GPU: its allocator and the places of objects.
 //!
-//! The common part of [TTM](crate::drm::gem::ttm), which moves objects, and of
-//! [`gem::vram`](crate::drm::gem::vram), whose objects stay in VRAM.
+//! The common part of [TTM](crate::drm::gem::ttm) with its movable objects and of
+//! [`gem::vram`](crate::drm::gem::vram) with its VRAM-only objects.
 
 mod allocator;
 mod bar_mapping;
@@ -73,11 +73,11 @@ pub(crate) fn charge(sum: &Atomic<u64>, bytes: u64, limit: u64) -> Result {
     }
 }
 
-/// Returns the device that does the DMA of a DRM device. Mirrors `drm_dev_dma_dev()`.
+/// Returns the DMA device of a DRM device. Mirrors `drm_dev_dma_dev()`.
 ///
 /// # Safety
 ///
-/// `drm` must be valid for `'a`, and its DMA device must not change during that time.
+/// `drm` must be valid for `'a` and its DMA device must not change during that time.
 pub(crate) unsafe fn dma_device<'a>(drm: *mut bindings::drm_device) -> &'a device::Device {
     // SAFETY: As promised by the caller; a DRM device keeps its DMA device and its parent.
     unsafe {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! All objects of a device, by their numbers.
+//! All objects of a device by their numbers.
 //!
 //! # Locking
 //!
-//! The mutex is the innermost lock: nothing is locked, and no reference is put, while it is held.
+//! The mutex is the innermost lock: nothing is locked and no reference is put while it is held.
 
 use crate::{
     bindings,
@@ -31,7 +31,7 @@ unsafe impl Send for Entry {}
 /// Memory for one more object on the list.
 pub(crate) type ObjectNode = RBTreeNodeReservation<u64, Entry>;
 
-/// The objects, and the number of the next one.
+/// The objects and the number of the next one.
 pub(crate) struct Objects {
     list: RBTree<u64, Entry>,
     next: u64,
@@ -45,7 +45,8 @@ impl Drop for Objects {
 }
 
 impl Objects {
-    /// Not inlined, so that the lock class and its name stay in the kernel crate.
+    /// Creates an empty list. Not inlined, so that the lock class and its name stay in the kernel
+    /// crate.
     #[inline(never)]
     pub(crate) fn new() -> Result<Pin<KBox<Mutex<Self>>>> {
         KBox::pin_init(
@@ -60,7 +61,7 @@ impl Objects {
         )
     }
 
-    /// Returns a number for an object, which no other object gets.
+    /// Returns a unique number for an object.
     pub(crate) fn number(&mut self) -> u64 {
         let id = self.next;
 
@@ -88,7 +89,7 @@ impl Objects {
         self.list.remove(&id);
     }
 
-    /// Returns a new reference to the first object whose number is at least `id`.
+    /// Returns a new reference to the first object with a number of at least `id`.
     pub(crate) fn get(&self, mut id: u64) -> Option<NonNull<bindings::drm_gem_object>> {
         loop {
             let cursor = self.list.cursor_lower_bound(&id)?;

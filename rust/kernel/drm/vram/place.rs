@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The kind of memory that an object is in, and where it may be.
+//! The kind of memory of an object and its possible places.
 
 use crate::bindings;
 
-/// The kind of memory that an object is in.
+/// The kind of memory of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemType {
-    /// System memory that no device knows. The pages may be swapped out at any time without a
+    /// System memory unknown to devices. The pages may be swapped out at any time without a
     /// notification.
     System,
-    /// System memory that devices may access.
+    /// System memory accessible to devices.
     Tt,
     /// The memory of the device.
     Vram,
@@ -38,7 +38,7 @@ impl MemType {
 /// Where an object may live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Domain {
-    /// In VRAM, which it never leaves.
+    /// In VRAM only.
     Vram,
     /// In system memory.
     System,

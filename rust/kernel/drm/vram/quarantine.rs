@@ -2,14 +2,14 @@
 
 //! VRAM that may have content of a former owner.
 //!
-//! Memory is *tainted* when a job that was to fill it has failed. The device is reset before it is
-//! allocated again. The reset may come before or after the memory is freed, so the resets of the
-//! device are counted, and tainted memory remembers the count. The memory of a job that a reset has
-//! ended is tainted after that, so it is kept until the next reset.
+//! Memory is *tainted* when the job to fill it has failed. The device is reset before the memory is
+//! allocated again. The reset may come before or after the memory is freed. So the resets of the
+//! device are counted and tainted memory remembers the count. The memory of a job ended by a reset
+//! is tainted after that reset, so it is kept until the next one.
 //!
 //! # Locking
 //!
-//! One mutex, in which memory may be allocated. No other lock is taken while it is held.
+//! One mutex. Memory may be allocated while it is held, but no other lock is taken.
 
 use crate::{
     gpu::buddy::AllocatedBlocks,
@@ -25,20 +25,20 @@ use crate::{
     }, //
 };
 
-/// Memory of the buddy allocator, which its drop frees.
+/// Memory of the buddy allocator, freed by its drop.
 pub(super) type Blocks = Pin<KBox<AllocatedBlocks>>;
 
 /// The count of resets when memory was tainted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Resets(pub(super) u64);
 
-/// Memory that was freed while it was tainted.
+/// Memory freed while it was tainted.
 struct Kept {
     blocks: Blocks,
     since: Resets,
 }
 
-/// The tainted memory of an allocator that was freed.
+/// The freed tainted memory of an allocator.
 #[pin_data]
 pub(super) struct Quarantine {
     resets: Atomic<u64>,
@@ -61,8 +61,8 @@ impl Quarantine {
 
     /// Returns how often the device was reset.
     ///
-    /// May be called in any context. A job that fails after a reset finds that reset counted,
-    /// because the driver counts it before it begins jobs again.
+    /// May be called in any context. A job that fails after a reset finds the reset counted because
+    /// the driver counts it before it begins jobs again.
     pub(super) fn resets(&self) -> Resets {
         Resets(self.resets.load(Relaxed))
     }
@@ -72,8 +72,8 @@ impl Quarantine {
         self.resets.fetch_add(1, Relaxed);
     }
 
-    /// Takes memory that was tainted when the count of resets was `since`. It is freed at once if
-    /// the device was reset meanwhile.
+    /// Takes memory tainted when the count of resets was `since`. It is freed at once if the device
+    /// was reset meanwhile.
     pub(super) fn add(&self, blocks: Blocks, since: Resets) {
         let mut kept = self.kept.lock();
 
@@ -81,15 +81,15 @@ impl Quarantine {
             drop(kept);
             drop(blocks);
         } else if kept.reserve(1, GFP_KERNEL).is_err() {
-            // The memory is leaked, which is better than to expose its content.
+            // Leaking the memory is better than exposing its content.
             core::mem::forget(blocks);
         } else {
-            // Cannot fail, because the capacity is reserved.
+            // Cannot fail because the capacity is reserved.
             let _ = kept.push_within_capacity(Kept { blocks, since });
         }
     }
 
-    /// Frees the memory that was tainted before the last reset that was counted. May sleep.
+    /// Frees the memory tainted before the last counted reset. May sleep.
     pub(super) fn end(&self) {
         loop {
             // The lock is released before memory is freed, which takes the lock of the allocator.
@@ -107,7 +107,7 @@ impl Quarantine {
         }
     }
 
-    /// Returns how much memory there is, in bytes.
+    /// Returns how many bytes of memory there are.
     pub(super) fn size(&self) -> u64 {
         self.kept
             .lock()

@@ -3,7 +3,7 @@
 //! The pieces of VRAM of an object.
 //!
 //! They are computed when VRAM is allocated and do not change. Faults, copies and mappings for
-//! peers all use them; the list that a peer maps is computed from them once.
+//! peers all use them. The list mapped by a peer is computed from them once.
 
 use super::{
     quarantine::{
@@ -27,10 +27,10 @@ use crate::{
     }, //
 };
 
-/// A piece of VRAM that belongs to an object.
+/// A piece of the VRAM of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// The offset in the object at which it begins, in bytes.
+    /// The offset of its start in the object, in bytes.
     pub at: u64,
     /// The offset in VRAM, in bytes.
     pub offset: u64,
@@ -38,16 +38,16 @@ pub struct Range {
     pub len: u64,
 }
 
-/// The VRAM of an object, in the order of the object.
+/// The VRAM of an object in the order of the object.
 ///
 /// # Invariants
 ///
-/// - The ranges are not empty, consist of whole pages, and follow each other without a gap from
+/// - The ranges are not empty and consist of whole pages. They follow each other without a gap from
 ///   offset 0 of the object to its end.
 /// - All of them are below `end`.
 /// - `shown` has the same pieces of the object with their offsets in the BAR, all of them below
-///   `bar_end`; it is [`None`] if these are the offsets in VRAM. If the BAR does not show all
-///   pieces it is empty, and `bar_end` is the largest number.
+///   `bar_end`. It is [`None`] if these are the offsets in VRAM. If the BAR does not show all
+///   pieces, it is empty and `bar_end` is the largest number.
 pub struct Ranges {
     ranges: KVVec<Range>,
     end: u64,
@@ -55,14 +55,14 @@ pub struct Ranges {
     bar_end: u64,
     in_bar: SetOnce<Arc<RangeList>>,
     quarantine: Arc<Quarantine>,
-    /// 0, or 1 and the count of resets when a job that was to fill the ranges has failed: they may
-    /// have content of a former owner.
+    /// 0, or 1 plus the count of resets when a job failed to fill the ranges. They may then have
+    /// content of a former owner.
     tainted: Atomic<u64>,
 }
 
 impl Ranges {
-    /// Makes the list of `pieces` of VRAM, the offset and the length of each, in the order of the
-    /// object. Neighbours are merged.
+    /// Creates the list of `pieces` of VRAM in the order of the object. Each piece has an offset
+    /// and a length. Neighbours are merged.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ impl Ranges {
         )?)
     }
 
-    /// Returns the ranges, in the order of the object.
+    /// Returns the ranges in the order of the object.
     #[inline]
     pub fn ranges(&self) -> &[Range] {
         &self.ranges
@@ -141,13 +141,14 @@ impl Ranges {
         self.shown.as_deref().unwrap_or(&self.ranges)
     }
 
-    /// Returns the ranges for peers, which see VRAM in the BAR of `provider`.
+    /// Returns the ranges for peers. Peers see VRAM in the BAR of `provider`.
     ///
     /// Computed at the first call. The reservation of the object must be held.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the BAR does not show all ranges, and those of [`RangeList::in_bar`].
+    /// - `EINVAL` if the BAR does not show all ranges.
+    /// - The errors of [`RangeList::in_bar`].
     #[inline]
     pub(crate) fn in_bar(&self, provider: &Provider<'_>) -> Result<&Arc<RangeList>> {
         if let Some(list) = self.in_bar.as_ref() {
@@ -163,7 +164,7 @@ impl Ranges {
         self.in_bar.as_ref().ok_or(EINVAL)
     }
 
-    /// Records whether the ranges could not be filled: memory that is tainted when it is freed is not
+    /// Records whether the ranges could not be filled. Memory still tainted when it is freed is not
     /// allocated again before the device was reset.
     ///
     /// May be called in any context.
@@ -178,8 +179,8 @@ impl Ranges {
         self.tainted.store(value, Relaxed);
     }
 
-    /// Returns the quarantine of the ranges, and the count of resets when they were tainted, unless
-    /// [`Self::set_tainted`] was called last with false, or never.
+    /// Returns the quarantine of the ranges and the count of resets when they were tainted.
+    /// [`None`] if [`Self::set_tainted`] was called last with false or never.
     pub(super) fn tainted(&self) -> Option<(&Quarantine, Resets)> {
         let resets = self.tainted.load(Relaxed).checked_sub(1)?;
 
@@ -190,7 +191,7 @@ impl Ranges {
     pub(crate) fn last(&self, vram: *mut c_void) -> Option<*mut c_void> {
         let last = self.shown().last()?;
 
-        // CAST: Inside of VRAM, which is mapped.
+        // CAST: Inside the mapped VRAM.
         Some(vram.wrapping_byte_add(last.offset as usize))
     }
 
@@ -199,14 +200,14 @@ impl Ranges {
         piece(&self.ranges, at).map(|(offset, _)| offset)
     }
 
-    /// Returns the offset in the BAR of offset `at` of the object, and the number of contiguous
+    /// Returns the offset in the BAR of offset `at` of the object and the number of contiguous
     /// bytes from there on.
     pub(crate) fn bar_piece(&self, at: u64) -> Option<(u64, u64)> {
         piece(self.shown(), at)
     }
 }
 
-/// Merges pieces to ranges, and returns the end of the last one as well.
+/// Merges pieces to ranges and also returns the largest end of a piece.
 fn merged(pieces: impl Iterator<Item = (u64, u64)>, size: u64) -> Result<(KVVec<Range>, u64)> {
     let mut ranges = KVVec::<Range>::new();
     let (mut at, mut end) = (0, 0);
@@ -215,7 +216,7 @@ fn merged(pieces: impl Iterator<Item = (u64, u64)>, size: u64) -> Result<(KVVec<
         end = end.max(offset.checked_add(len).ok_or(EIO)?);
 
         match ranges.last_mut() {
-            // OVERFLOW: The sum was checked above, when the range was made.
+            // OVERFLOW: The sum was checked above when the range was created.
             Some(last) if last.offset + last.len == offset => last.len += len,
             _ => ranges.push(Range { at, offset, len }, GFP_KERNEL)?,
         }
@@ -228,7 +229,7 @@ fn merged(pieces: impl Iterator<Item = (u64, u64)>, size: u64) -> Result<(KVVec<
     Ok((ranges, end))
 }
 
-/// Returns the offset that the ranges have for `at` of the object, and the number of contiguous
+/// Returns the offset that the ranges have for `at` of the object and the number of contiguous
 /// bytes.
 fn piece(ranges: &[Range], at: u64) -> Option<(u64, u64)> {
     // OVERFLOW: The ranges are inside of the object, and of VRAM or a BAR.

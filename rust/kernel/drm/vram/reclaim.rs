@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! VRAM that objects share with another user of their allocator.
+//! VRAM shared by objects and another user of their allocator.
 //!
-//! Each of the two is entitled to half of the memory, and may use memory that the other does not
-//! use. A user that finds no room takes it from the one that has more than its half: its own oldest
-//! memory, or that of the other. So neither falls below a quarter while both need more than there
-//! is, as long as no allocation is larger than a quarter and all of the memory can be moved away.
-//! Memory that cannot be moved, such as pinned objects, is skipped, whichever user has it.
+//! Each of the two is entitled to half of the memory and may use memory that the other does not
+//! use. If a user finds no room, memory is taken from the one with more than its half: the user's
+//! own oldest memory or the other's. So neither falls below a quarter while both need more than
+//! there is, as long as no allocation is larger than a quarter and all of the memory can be moved
+//! away. Unmovable memory such as pinned objects is skipped, whichever user has it.
 //!
 //! # Locking
 //!
@@ -15,20 +15,20 @@
 
 use core::ops::Range;
 
-/// A user of VRAM beside the objects, which releases memory to them.
+/// A user of VRAM beside the objects. It releases memory to them.
 pub trait Reclaim {
-    /// Returns how much of `range` of VRAM the user has, in bytes.
+    /// Returns how many bytes of `range` of VRAM the user has.
     fn held(&self, range: &Range<u64>) -> u64;
 
     /// Releases memory in `range` of VRAM, the oldest first, until `bytes` are released or nothing
-    /// is left that can be. The memory is free when this returns, unless another task is just
+    /// else can be released. The memory is free when this returns unless another task is just
     /// releasing it as well.
     ///
     /// Returns how many bytes it has released. Called with reservations held; may sleep.
     fn reclaim(&self, range: &Range<u64>, bytes: u64) -> u64;
 }
 
-/// Returns how much of `range` a user of VRAM is entitled to, in bytes.
+/// Returns how many bytes of `range` a user of VRAM is entitled to.
 pub(crate) fn fair_share(range: &Range<u64>) -> u64 {
     (range.end - range.start) / 2
 }

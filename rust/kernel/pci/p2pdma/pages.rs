@@ -2,11 +2,11 @@
 
 //! The struct pages of a BAR.
 //!
-//! Some users of peer-to-peer memory need struct pages: a device-private page, for one, names the
-//! page of the BAR that shows the same bytes. `pci_p2pdma_add_resource()` makes such pages, and a
-//! pool from which other drivers and, by `p2pmem/allocate` in sysfs, userspace can allocate them. A
-//! driver whose BAR is VRAM has an allocator of its own: it takes the whole pool, as [`BarPages`].
-//! Pages to which other code may have references are in [`live`](super::live).
+//! Some users of peer-to-peer memory need struct pages. An example is a device-private page, which
+//! names the BAR page of the same bytes. `pci_p2pdma_add_resource()` creates such pages and a pool.
+//! From the pool other drivers and userspace can allocate them, the latter by `p2pmem/allocate` in
+//! sysfs. A driver with VRAM behind the BAR has an allocator of its own: it takes the whole pool as
+//! [`BarPages`]. Pages with possible references of other code are in [`live`](super::live).
 //!
 //! The pages cost 64 bytes for each 4 KiB of the BAR.
 //!
@@ -29,20 +29,20 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// The whole pool of a BAR, until the value is dropped.
+/// The whole pool of a BAR until the value is dropped.
 ///
 /// # Invariants
 ///
-/// `addr` was returned by `pci_alloc_p2pmem()` for `len` bytes of `pdev`, and is not freed yet:
-/// these are the first `len` bytes of the BAR. An unbind waits for that in `memunmap_pages()`, so
-/// the pages and the pool are valid as long as the value is.
+/// `addr` was returned by `pci_alloc_p2pmem()` for `len` bytes of `pdev` and is not freed yet.
+/// These are the first `len` bytes of the BAR. An unbind waits in `memunmap_pages()` until they are
+/// freed, so the pages and the pool are valid as long as the value.
 pub(super) struct Pool {
     pdev: ARef<Device>,
     addr: NonNull<c_void>,
     len: u64,
 }
 
-// SAFETY: The pool has locks of its own, and the memory is not accessed.
+// SAFETY: The pool has locks of its own and the memory is not accessed.
 unsafe impl Send for Pool {}
 
 // SAFETY: As for `Send`.
@@ -60,14 +60,14 @@ impl Drop for Pool {
 
 /// The struct pages of a BAR.
 ///
-/// Page 0 is the first one of the BAR. The value and its clones own the whole pool, until the last
+/// Page 0 is the first one of the BAR. The value and its clones own the whole pool until the last
 /// of them is dropped: no other driver and no process gets any of it meanwhile.
 ///
 /// # Invariants
 ///
-/// `pool` belongs to the device of `provider`. Page frame `first` is the first one of the BAR; it
-/// and the next ones, up to `pool.len` bytes, have struct pages of the type
-/// `MEMORY_DEVICE_PCI_P2PDMA`, for `'a`.
+/// `pool` belongs to the device of `provider`. Page frame `first` is the first one of the BAR. For
+/// `'a` the frames from it up to `pool.len` bytes have struct pages of the type
+/// `MEMORY_DEVICE_PCI_P2PDMA`.
 #[derive(Clone)]
 pub struct BarPages<'a> {
     provider: Provider<'a>,
@@ -76,11 +76,10 @@ pub struct BarPages<'a> {
 }
 
 impl<'a> BarPages<'a> {
-    /// Returns the same pages, for as long as `pdev` is bound, which is the device that they belong
-    /// to.
+    /// Returns the same pages for as long as their device `pdev` is bound.
     ///
-    /// A driver that takes the pages in its probe passes them to code that borrows from the device
-    /// for another time, such as the data of a DRM registration.
+    /// A driver takes the pages in its probe. By this it passes them to code borrowing from the
+    /// device for another time, such as the data of a DRM registration.
     ///
     /// # Errors
     ///
@@ -89,7 +88,7 @@ impl<'a> BarPages<'a> {
         if pdev.as_raw() != self.device().as_raw() {
             return Err(EINVAL);
         }
-        // INVARIANT: `self` exists, so this is the binding that the pages were made in, and it
+        // INVARIANT: `self` exists, so this is the binding in which the pages were created. It
         // lasts for `'b`.
         Ok(BarPages {
             provider: pdev.p2pdma_provider(self.provider.bar())?,
@@ -98,7 +97,7 @@ impl<'a> BarPages<'a> {
         })
     }
 
-    /// Returns how much of the BAR has pages, in bytes.
+    /// Returns how many bytes of the BAR have pages.
     #[inline]
     pub fn len(&self) -> u64 {
         self.pool.len
@@ -110,25 +109,25 @@ impl<'a> BarPages<'a> {
         (self.first as u64) << PAGE_SHIFT
     }
 
-    /// Returns how much system memory the pages cost, in bytes.
+    /// Returns how many bytes of system memory the pages cost.
     #[inline]
     pub fn cost(&self) -> u64 {
         (self.pool.len >> PAGE_SHIFT) * size_of::<bindings::page>() as u64
     }
 
-    /// Returns whether no part of the BAR has pages, which cannot be.
+    /// Returns whether no part of the BAR has pages. This is never the case.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.pool.len == 0
     }
 
-    /// Returns the device that the BAR belongs to.
+    /// Returns the device of the BAR.
     #[inline]
     pub fn device(&self) -> &'a Device<device::Bound> {
         self.provider.device()
     }
 
-    /// Returns the page that shows the byte at `offset` of the BAR, or [`None`] if no page does.
+    /// Returns the page at `offset` bytes of the BAR, or [`None`] if there is none.
     ///
     /// May be called in any context.
     #[inline]
@@ -137,15 +136,15 @@ impl<'a> BarPages<'a> {
             return None;
         }
 
-        // CAST: The BAR is in the address space, which `usize` covers on 64-bit machines.
+        // CAST: The BAR is in the address space and `usize` covers it on 64-bit machines.
         let index = (offset >> PAGE_SHIFT) as usize;
         // SAFETY: By the type invariant the page frame has a struct page.
         Some(unsafe { bindings::pfn_to_page(self.first.wrapping_add(index)) })
     }
 }
 
-/// Returns whether the page frame at physical address `start` and that of the last byte before
-/// `end` have pages of the same set of peer-to-peer pages.
+/// Returns whether the page frames of the first and the last byte of the physical addresses from
+/// `start` to `end` have pages of the same set of peer-to-peer pages.
 fn has_pages(start: u64, end: u64) -> bool {
     /// A reference to a `struct dev_pagemap`, or null.
     struct PageMap(*mut bindings::dev_pagemap);
@@ -160,7 +159,7 @@ fn has_pages(start: u64, end: u64) -> bool {
 
     impl Drop for PageMap {
         fn drop(&mut self) {
-            // SAFETY: The pointer is a reference that `get_dev_pagemap()` returned, or null.
+            // SAFETY: The pointer is null or a reference returned by `get_dev_pagemap()`.
             unsafe { bindings::put_dev_pagemap(self.0) };
         }
     }
@@ -171,12 +170,12 @@ fn has_pages(start: u64, end: u64) -> bool {
         return false;
     }
 
-    // SAFETY: The reference keeps the structure, and its type does not change.
+    // SAFETY: The reference keeps the structure. Its type does not change.
     unsafe { (*first.0).type_ == bindings::memory_type_MEMORY_DEVICE_PCI_P2PDMA }
 }
 
 impl Provider<'_> {
-    /// Returns how much of the BAR can have pages, in bytes: memory is added in sections.
+    /// Returns how many bytes of the BAR can have pages: memory is added in sections.
     fn pages_len(&self) -> u64 {
         // SAFETY: The function has no requirements.
         let align = unsafe { bindings::memremap_compat_align() } as u64;
@@ -189,11 +188,11 @@ impl Provider<'_> {
 }
 
 impl Device<device::Core<'_>> {
-    /// Makes struct pages for BAR `bar`, after [`enable_p2pdma`](Device::enable_p2pdma); undone
-    /// when the driver is unbound.
+    /// Creates struct pages for BAR `bar` after [`enable_p2pdma`](Device::enable_p2pdma). This is
+    /// undone when the driver is unbound.
     ///
-    /// Memory is added in sections, of 2 MiB on x86: the part of the BAR behind the last section
-    /// has no pages. The BAR is reserved to be mapped write-combining, because otherwise its pages
+    /// Memory is added in sections of 2 MiB on x86: the part of the BAR behind the last section has
+    /// no pages. The BAR is reserved for write-combining mappings, because otherwise its pages
     /// would make every later mapping of it uncached. Further calls do nothing.
     ///
     /// Mirrors `pci_p2pdma_add_resource()`. It asks for the [`Core`](device::Core) context because
@@ -201,7 +200,7 @@ impl Device<device::Core<'_>> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if there is no such BAR, it is not a memory BAR, or it has no whole section.
+    /// - `EINVAL` if there is no such BAR, it is not a memory BAR or it has no whole section.
     /// - `ENXIO` if peer-to-peer was not enabled.
     /// - `ENOMEM` if memory runs out, and the errors of `memremap_pages()`.
     #[inline(never)]
@@ -223,7 +222,7 @@ impl Device<device::Core<'_>> {
         })?;
 
         // SAFETY: The device is bound and its device lock held. The range is inside the BAR.
-        // CAST: The number of a BAR is small, and the size is in the address space.
+        // CAST: The number of a BAR is small and the size is in the address space.
         to_result(unsafe {
             bindings::pci_p2pdma_add_resource(self.as_raw(), bar as i32, len as usize, 0)
         })
@@ -231,7 +230,7 @@ impl Device<device::Core<'_>> {
 }
 
 impl<'a> Provider<'a> {
-    /// Takes all pages of the BAR, after [`add_p2pdma_pages`](Device::add_p2pdma_pages).
+    /// Takes all pages of the BAR after [`add_p2pdma_pages`](Device::add_p2pdma_pages).
     ///
     /// # Errors
     ///
@@ -246,10 +245,10 @@ impl<'a> Provider<'a> {
             return Err(ENXIO);
         }
 
-        // SAFETY: The device is bound, and has a pool because it has pages.
+        // SAFETY: The device is bound and has a pool because it has pages.
         // CAST: A size in the address space.
         let addr = unsafe { bindings::pci_alloc_p2pmem(self.pdev.as_raw(), len as usize) };
-        // INVARIANT: The memory was just allocated. It is freed here, or by a `BarPages`.
+        // INVARIANT: The memory was just allocated. It is freed here or by a `BarPages`.
         let pool = Pool {
             pdev: self.pdev.into(),
             addr: NonNull::new(addr).ok_or(EBUSY)?,
@@ -261,7 +260,7 @@ impl<'a> Provider<'a> {
         if unsafe { bindings::virt_to_phys(addr) } != self.start {
             return Err(EBUSY);
         }
-        // INVARIANT: There are pages, as was checked; devres releases them, so they are valid while
+        // INVARIANT: The check above has found pages. Devres releases them, so they are valid while
         // the device is bound.
         Ok(BarPages {
             provider: *self,

@@ -12,8 +12,8 @@ from build import cache, programs, tree
 # One program is static; the other one needs libibverbs, of which an operator of RDMA has it.
 NAME = "p2p"
 WITH_VERBS = "p2p-rdma"
-# How to use both, and the terms.
-PAGES = ("Documentation/gpu/peer-to-peer-real-machine.rst",
+# What the programs do, how to use both on a real machine, and the terms.
+PAGES = (f"{programs.TOOL}/README.rst", f"{programs.TOOL}/real-machine.rst",
          "Documentation/gpu/peer-to-peer-terms.rst")
 FIGURE = re.compile(r"^\s*\.\. kernel-figure:: (\S+)$", re.M)
 # The bytes of a package depend on nothing but those in it.
@@ -63,7 +63,7 @@ def program(package):
 
 
 def documents(repo):
-    """The pages of the documentation that the package has, and the figures in them."""
+    """The pages that the package has, and the figures in them."""
     pages = [repo / page for page in PAGES]
     return [*pages, *(page.parent / name for page in pages
                       for name in FIGURE.findall(page.read_text()))]
@@ -79,7 +79,7 @@ def stage(folder, repo, built):
     for program in built:
         _put(folder / "usr/bin" / program.name, program.read_bytes(), 0o755)
     _put(manual, gzip.compress((crate / f"{NAME}.1").read_bytes(), mtime=0))
-    for page in (crate / "README.rst", *documents(repo)):
+    for page in documents(repo):
         _put(docs / page.name, page.read_bytes())
     _put(docs / "copyright", COPYRIGHT.encode())
     files = sorted(path for path in (folder / "usr").rglob("*") if path.is_file())

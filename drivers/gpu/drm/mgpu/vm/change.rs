@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The steps of a change of mappings, which GPUVM asks for.
+//! The steps of a change of mappings, called by GPUVM.
 
 use core::ops::Range;
 
@@ -32,21 +32,21 @@ use crate::{
     }, //
 };
 
-/// How many mappings a change makes at most: the new one, and two for each of the mappings that it
-/// cuts at its ends.
+/// The maximum number of mappings created by a change: the new one and two for each mapping cut at
+/// its ends.
 const MAPPINGS: usize = 5;
 
 /// A change of mappings.
 pub(crate) struct Change {
     /// Memory for new mappings.
     pub(super) vas: KVec<GpuVaAlloc<Kind>>,
-    /// Tables that are not needed any more.
+    /// Unused tables.
     pub(super) freed: Freed,
     /// No job of the address space is under way.
     pub(super) is_idle: bool,
     /// Something was unmapped.
     pub(super) has_cleared: bool,
-    /// It has failed because jobs may use what is to be unmapped.
+    /// The change has failed because jobs may use a mapping to be removed.
     pub(super) is_refused: bool,
 }
 
@@ -55,7 +55,7 @@ impl Change {
         let mut vas = KVec::with_capacity(MAPPINGS, GFP_KERNEL)?;
 
         for _ in 0..MAPPINGS {
-            // Charged to the memory cgroup of the caller, who can map an object many times.
+            // Charged to the memory cgroup of the caller because it can map an object many times.
             vas.push(GpuVaAlloc::new(GFP_KERNEL_ACCOUNT)?, GFP_KERNEL)?;
         }
         Ok(Self {
@@ -69,7 +69,8 @@ impl Change {
 
     /// Clears the entries of a part of a mapping.
     ///
-    /// Fails if jobs may use it. If so, the first call of a change does, so that nothing has changed.
+    /// Fails if jobs may use the part. In this case the first call of a change fails, so nothing
+    /// has changed.
     fn clear(&mut self, mapping: &GpuVa<Kind>, va: &Range<u64>) -> Result {
         if !self.is_idle {
             self.is_refused = true;
@@ -140,7 +141,7 @@ impl DriverGpuVm for Kind {
 
         let (remapped, rest) = op.remap([first, second], (), ());
         if let Some(unused) = rest.unused_va {
-            // There is room, because it was taken from there.
+            // There is room because it was taken from there.
             let _ = change.vas.push_within_capacity(unused);
         }
         Ok(remapped)

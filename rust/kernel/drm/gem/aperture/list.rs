@@ -2,9 +2,9 @@
 
 //! The windows of an aperture.
 //!
-//! An object has at most one window, which shows it where it is. The list has the windows of a
-//! device with their holders. [`windows`](super::windows) describes when a window is made, shared
-//! and closed.
+//! An object has at most one window, for its present place. The list has the windows of a device
+//! with their holders. [`windows`](super::windows) describes when a window is created, shared and
+//! closed.
 //!
 //! # Locking
 //!
@@ -36,16 +36,15 @@ use core::any::Any;
 /// A holder of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// Importers, which have mapped the object. They are one holder.
+    /// Importers with mappings of the object. They are one holder.
     Importers,
-    /// Page faults: page tables of processes may have entries that lead to the window. They are one
-    /// holder.
+    /// Page faults: page tables of processes may have entries for the window. They are one holder.
     Faults,
-    /// A mapping of the kernel.
+    /// A kernel mapping.
     Kernel,
 }
 
-/// A window of a driver, which the driver has to close.
+/// A window of a driver. The driver has to close it.
 pub(crate) struct OpenWindow {
     /// Where it is.
     pub(crate) ranges: Arc<RangeList>,
@@ -58,7 +57,7 @@ pub(crate) struct OpenWindow {
 struct Holders {
     importers: bool,
     faults: bool,
-    /// How many mappings of the kernel there are.
+    /// The number of kernel mappings.
     mappings: usize,
 }
 
@@ -84,11 +83,11 @@ impl Holders {
     }
 }
 
-/// The answer to a task that wants to share the window of an object.
+/// The answer to a task asking to share the window of an object.
 pub(crate) enum Shared {
-    /// It holds the window now.
+    /// The task holds the window now.
     Window(Arc<RangeList>),
-    /// There is none.
+    /// There is no window.
     Nothing,
     /// The window is about to be closed: see [`Maker::condemn`].
     Condemned,
@@ -98,7 +97,7 @@ pub(crate) enum Shared {
 struct Entry {
     open: OpenWindow,
     holders: Holders,
-    /// Nobody shares the window any more.
+    /// The window is not shared any more.
     is_condemned: bool,
     /// The number of its last use: its place in [`List::by_use`].
     used: u64,
@@ -109,14 +108,14 @@ struct List {
     entries: RBTree<u64, Entry>,
     /// The numbers of the objects, by [`Entry::used`].
     by_use: RBTree<u64, u64>,
-    /// How many numbers were given out for [`Entry::used`].
+    /// How many numbers were assigned to [`Entry::used`].
     uses: u64,
-    /// How many windows that were on the list are being closed by the driver.
+    /// How many windows removed from the list the driver is still closing.
     closing: usize,
 }
 
 impl List {
-    /// Adds a holder to the window of an object, and makes it the most recently used one.
+    /// Adds a holder to the window of an object and makes it the most recently used one.
     fn hold(&mut self, id: u64, holder: Holder) -> Shared {
         let Some(entry) = self.entries.get_mut(&id) else {
             return Shared::Nothing;
@@ -166,7 +165,7 @@ pub(crate) struct Closing<'a> {
 }
 
 impl Closing<'_> {
-    /// Has the driver close the window.
+    /// Makes the driver close the window.
     pub(crate) fn close(mut self, f: impl FnOnce(KBox<dyn Any + Send>)) {
         if let Some(node) = self.node.take() {
             f(node.to_key_value().1.open.window);
@@ -189,12 +188,12 @@ pub(crate) struct Windows {
     is_closed: Atomic<bool>,
 }
 
-/// The right to make windows, and to close those of other objects for it, which one task has at a
+/// The right to create windows and to close those of other objects for this. One task has it at a
 /// time.
 ///
-/// So room that a task has made stays available for that task.
+/// The room made by a task therefore stays available to this task.
 ///
-/// It is a mutex. While it is held the driver makes and closes windows, page tables are zapped,
+/// It is a mutex. While it is held, the driver creates and closes windows, page tables are zapped,
 /// importers are invalidated and waited for, and reservations are only tried.
 #[must_use = "others may take the room when the value is dropped"]
 pub(crate) struct Maker<'a> {
@@ -203,7 +202,7 @@ pub(crate) struct Maker<'a> {
 }
 
 impl Windows {
-    /// Not inlined, so that the lock classes and their names stay in the kernel crate.
+    /// Not inlined, to keep the lock classes and their names in the kernel crate.
     #[inline(never)]
     pub(crate) fn new() -> Result<Self> {
         Ok(Self {
@@ -227,20 +226,20 @@ impl Windows {
         })
     }
 
-    /// Determines whether objects get windows, and page faults use those that exist.
+    /// Determines whether objects get windows and page faults use existing ones.
     ///
-    /// A task that holds the reservation of an object after a task that has held it later than this
-    /// call finds that out.
+    /// The new value is visible to a task if it reserves an object after another task that reserved
+    /// the object later than this call.
     pub(crate) fn set_closed(&self, is_closed: bool) {
         self.is_closed.store(is_closed, Relaxed);
     }
 
-    /// Returns whether no object gets a window, and no page fault uses one.
+    /// Returns whether objects get no windows and page faults use none.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Relaxed)
     }
 
-    /// Returns the right to make windows. Sleeps.
+    /// Returns the right to create windows. Sleeps.
     pub(crate) fn maker(&self) -> Maker<'_> {
         Maker {
             windows: self,
@@ -256,7 +255,7 @@ impl Windows {
         })
     }
 
-    /// Returns the window of the object with the number `id`.
+    /// Returns the window of the object with number `id`.
     pub(crate) fn get(&self, id: u64) -> Option<Arc<RangeList>> {
         self.list
             .lock()
@@ -274,13 +273,13 @@ impl Windows {
             .is_some_and(|entry| entry.holders.faults)
     }
 
-    /// Adds a holder to the window of an object, if it has one, and makes it the most recently used
-    /// one.
+    /// Adds a holder to the window of an object, if there is one, and makes it the most recently
+    /// used one.
     pub(crate) fn hold(&self, id: u64, holder: Holder) -> Shared {
         self.list.lock().hold(id, holder)
     }
 
-    /// Removes a holder of the window of an object, if it has one. Returns the window if that was
+    /// Removes a holder of the window of an object, if there is one. Returns the window if this was
     /// the last holder.
     pub(crate) fn release(&self, id: u64, holder: Holder) -> Option<Closing<'_>> {
         let mut list = self.list.lock();
@@ -293,13 +292,13 @@ impl Windows {
         self.remove(list, id)
     }
 
-    /// Returns the window of an object, if it has one, which nobody accesses any more.
+    /// Takes the window of an object off the list, if there is one. It is not accessed any more.
     pub(crate) fn take(&self, id: u64) -> Option<Closing<'_>> {
         self.remove(self.list.lock(), id)
     }
 
-    /// Returns any of the windows, of a device that was unplugged: no page table has an entry any
-    /// more, no fault inserts one, and importers were revoked.
+    /// Takes any window of an unplugged device off the list: no page table has an entry any more,
+    /// no fault inserts one, and importers were revoked.
     pub(crate) fn take_any(&self) -> Option<Closing<'_>> {
         let list = self.list.lock();
         let id = *list.by_use.cursor_front()?.current().1;
@@ -324,7 +323,7 @@ impl Windows {
 }
 
 impl Maker<'_> {
-    /// Adds a new window, which shows an object where it is, with its first holder.
+    /// Adds a new window for the present place of an object with its first holder.
     pub(crate) fn add(&mut self, id: u64, open: OpenWindow, holder: Holder, new: NewEntry) {
         let mut list = self.windows.list.lock();
         let mut holders = Holders::default();
@@ -353,8 +352,8 @@ impl Maker<'_> {
         self.windows.list.lock().uses
     }
 
-    /// Returns whether importers hold the window of an object, whose reservation is held, and
-    /// whether the kernel does.
+    /// Returns whether importers and whether the kernel hold the window of an object. The
+    /// reservation of the object is held.
     pub(crate) fn holders(&self, id: u64) -> Option<(bool, bool)> {
         let list = self.windows.list.lock();
         let holders = list.entries.get(&id)?.holders;
@@ -362,9 +361,8 @@ impl Maker<'_> {
         Some((holders.importers, holders.mappings != 0))
     }
 
-    /// Determines that nobody shares the window of an object any more, whose reservation is held:
-    /// its importers, which were invalidated, are not done with it. Whoever finds that first when
-    /// they are closes it.
+    /// Ends the sharing of the window of an object whose reservation is held: its invalidated
+    /// importers are not done with it. The first task to find them done closes it.
     pub(crate) fn condemn(&mut self, id: u64) {
         if let Some(entry) = self.windows.list.lock().entries.get_mut(&id) {
             entry.is_condemned = true;
@@ -376,9 +374,9 @@ impl Maker<'_> {
         self.windows.list.lock().closing != 0
     }
 
-    /// Searches the windows that no mapping of the kernel holds, and that were last used after the
-    /// use `after`: those that importers hold, or the others. Returns the object of the one that
-    /// was used least recently, and the number of this use.
+    /// Searches the windows without kernel mappings that were last used after the use `after`:
+    /// those of importers or the others. Returns the object of the least recently used one and the
+    /// number of this use.
     pub(crate) fn least_recently_used(
         &self,
         importers: bool,

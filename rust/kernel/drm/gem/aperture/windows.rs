@@ -1,48 +1,47 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Windows of an [`Aperture`] through which peers and the CPU see objects in VRAM.
+//! Windows of an [`Aperture`] for peer and CPU access to objects in VRAM.
 //!
 //! An object has at most one window, for its place in VRAM. Its holders are:
 //!
-//! - importers, from the first mapping until the last one that was not invalidated is unmapped,
-//! - page faults: from the first one until the entries of page tables are zapped, which happens if
-//!   the object moves, or is freed, if the device is suspended or unplugged, or if the window is
-//!   evicted; unmapping the object from a process is not enough,
-//! - mappings of the kernel, each until it is unmapped. The object is pinned for the same time.
+//! - Importers: from the first mapping until the last mapping that was not invalidated is unmapped.
+//! - Page faults: from the first one until the page table entries are zapped. This happens if the
+//!   object moves or is freed, if the device is suspended or unplugged, or if the window is
+//!   evicted. Unmapping the object from a process is not enough.
+//! - Kernel mappings: each until it is unmapped. The object is pinned for the same time.
 //!
-//! The first holder makes the window, the others share it, and it is closed with the last one. If
+//! The first holder creates the window, the others share it, and it is closed with the last one. If
 //! the aperture is full, windows are evicted, the least recently used first:
 //!
-//! 1. those that only page faults hold: the entries of page tables that lead there are zapped, and
-//!    the next access makes another window,
-//! 2. those of importers that have not pinned the object, idle ones first. They are invalidated,
-//!    and what they have started is waited for. The next use maps the object again.
+//! 1. Windows held only by page faults. The page table entries for them are zapped and the next
+//!    access creates another window.
+//! 2. Windows of importers without a pin of the object, idle ones first. The importers are
+//!    invalidated and their work in progress is waited for. The next use maps the object again.
 //!
-//! So neither a process that has accessed an object once nor an importer keeps the aperture from
-//! others. What is pinned stays, and so does what an importer uses together with the object, so
-//! that it has reserved both. If nothing can be evicted, an importer and a mapping of the kernel
-//! get `ENOSPC`, unless the object can be moved to system memory; a page fault moves it there, or
-//! ends in `SIGBUS`.
+//! So neither an importer nor a single access of a process keeps the aperture from others. Pinned
+//! windows stay. So do the windows of objects that an importer uses together with the object and
+//! has reserved with it. If nothing can be evicted, an importer and a kernel mapping get `ENOSPC`
+//! unless the object can move to system memory. A page fault moves it there or ends in `SIGBUS`.
 //!
-//! An importer that is not done with its window in time loses it later: nobody shares the window
-//! any more, so that the importer waits for its own work before it has another one.
+//! An importer that is not done with its window in time loses it later. The window is not shared
+//! any more, so the importer waits for its own work before it has another one.
 //!
-//! A process that accesses two objects by one instruction makes no progress if the aperture has
-//! room for one of them only: each fault evicts the other window. The process can be killed.
+//! If one instruction of a process accesses two objects, it makes no progress while the aperture
+//! has room for only one of them: each fault evicts the other window. The process can be killed.
 //!
-//! The windows of importers and of mappings of the kernel stay while the device is suspended. If it
-//! loses the entries of the aperture then, its driver writes them again when it resumes.
+//! The windows of importers and kernel mappings stay while the device is suspended. If the device
+//! then loses the entries of the aperture, its driver writes them again at the resume.
 //!
 //! # Locking
 //!
-//! The reservation of the object is held when its window is made, shared and closed. To evict the
-//! window of another object takes the reservation of that object, which is only tried, unless the
-//! same task has it already. [`Maker`] comes after the reservation. Importers are invalidated with
-//! it, so an importer must not map a buffer while it holds a lock that its invalidation takes. Only
-//! two cases close a window without the reservation, which another task may have: an object that is
-//! being freed, and an unplug, which closes the windows that remain.
+//! The reservation of the object is held when its window is created, shared and closed. An eviction
+//! only tries to take the reservation of the other object, unless the same task has it already.
+//! [`Maker`] comes after the reservation. Importers are invalidated with it, so an importer must
+//! not map a buffer while it holds a lock that its invalidation takes. Only two cases close a
+//! window without the reservation, which another task may have: the free of an object, and an
+//! unplug for the remaining windows.
 //!
-//! Mirrors `nouveau_ttm_io_mem_reserve()`, which evicts under a mutex that each fault takes.
+//! Mirrors `nouveau_ttm_io_mem_reserve()`, which evicts under a mutex taken by each fault.
 //!
 //! [`Aperture`]: crate::drm::gem::aperture::Aperture
 
@@ -91,24 +90,24 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// How often a task tries again that other tasks are in the way of.
+/// How often a task retries while other tasks are in its way.
 const PATIENCE: usize = 32;
 
-/// How long an eviction waits for the work of importers, in milliseconds.
+/// How long an eviction waits for the work of importers in milliseconds.
 const IMPORTERS: Msecs = 5_000;
 
-/// The same for a page fault, which an unplug waits for.
+/// The same for a page fault. An unplug waits for page faults.
 const IMPORTERS_OF_FAULT: Msecs = 50;
 
-/// A class of objects that the device shows through windows.
+/// A class of objects with windows.
 ///
 /// # Safety
 ///
-/// - [`Self::buffer`] returns null or the dma-buf of the object, an exporter in Rust, which shares
-///   its reservation.
+/// - [`Self::buffer`] returns null or the dma-buf of the object, which is of an exporter in Rust
+///   and shares the reservation of the object.
 /// - [`Self::object_at`] returns objects of the same device.
-/// - The holders of a window change with the reservation of its object held, unless the object is
-///   being freed, or the device unplugged.
+/// - The holders of a window change with the reservation of its object held unless the object is
+///   being freed or the device is unplugged.
 pub(in crate::drm::gem) unsafe trait Windowed:
     BaseObject + AlwaysRefCounted
 {
@@ -121,10 +120,10 @@ pub(in crate::drm::gem) unsafe trait Windowed:
     /// Returns the windows of the device.
     fn windows(&self) -> &Windows;
 
-    /// Returns the number of the object, by which the windows are listed.
+    /// Returns the number of the object, its key in the list of windows.
     fn number(&self) -> u64;
 
-    /// Returns the object of the device with a number, unless it is being freed.
+    /// Returns the object of the device with a number unless it is being freed.
     fn object_at(&self, number: u64) -> Option<ARef<Self>>;
 
     /// Returns where in VRAM the object is.
@@ -136,15 +135,14 @@ pub(in crate::drm::gem) unsafe trait Windowed:
     /// Returns whether the kernel or an importer has pinned the object.
     fn is_fixed(object: &LockedObject<'_, Self>) -> bool;
 
-    /// Waits for work of importers on the object, for `limit` at most. Can be interrupted if that
-    /// is the limit of a page fault.
+    /// Waits at most `limit` for work of importers on the object. Interruptible for a page fault.
     ///
     /// # Errors
     ///
-    /// `ETIME` if it is not done then, `ERESTARTSYS` if a signal arrived.
+    /// `ETIME` if it is not done then and `ERESTARTSYS` if a signal arrived.
     fn await_importers(object: &LockedObject<'_, Self>, limit: Jiffies, wait: Wait) -> Result;
 
-    /// Traces that importers are invalidated.
+    /// Traces an invalidation of the importers.
     fn trace_invalidation(object: &LockedObject<'_, Self>);
 
     /// Removes the object from the page tables of processes.
@@ -157,15 +155,15 @@ pub(in crate::drm::gem) unsafe trait Windowed:
 pub(in crate::drm::gem) enum NoWindow {
     /// The aperture is full.
     Full,
-    /// Other tasks have reserved the objects whose windows could be evicted, or use them, or are
-    /// making windows, or the device is busy.
+    /// Other tasks have reserved or use the objects with evictable windows, or are creating
+    /// windows, or the device is busy.
     Busy,
-    /// The driver cannot make it, or memory has run out.
+    /// The driver cannot create the window or memory has run out.
     Failed(Error),
 }
 
 impl From<NoWindow> for Error {
-    /// Converts the error for a caller that has waited for other tasks as long as it does.
+    /// Converts the error for a caller at the end of its wait for other tasks.
     fn from(why: NoWindow) -> Error {
         match why {
             NoWindow::Full => ENOSPC,
@@ -175,35 +173,35 @@ impl From<NoWindow> for Error {
     }
 }
 
-/// The result of the attempt to evict a window.
+/// The result of an attempt to evict a window.
 enum Eviction {
-    /// A window was evicted, so there is more room.
+    /// A window was evicted and there is more room.
     Done,
-    /// Other tasks have reserved the objects whose windows could be evicted, or use them.
+    /// Other tasks have reserved or use the objects with evictable windows.
     Busy,
-    /// There is no window that could be evicted.
+    /// There is no evictable window.
     Nothing,
 }
 
-/// The windows that are looked at in turn, to evict one.
+/// The windows searched in turn for one to evict.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// Those that only page faults hold.
+    /// Windows held only by page faults.
     Faults,
-    /// Those of importers that do nothing.
+    /// Windows of idle importers.
     Idle,
-    /// Those of importers.
+    /// Windows of importers.
     Importers,
 }
 
 /// Returns the device of an object.
 fn device<O: Windowed>(obj: &O) -> &drm::Device<<O::Data as DriverObject>::Driver> {
-    // SAFETY: The device of a valid object is valid, and of this driver.
+    // SAFETY: The device of a valid object is valid and of this driver.
     unsafe { drm::Device::from_raw((*obj.as_raw()).dev) }
 }
 
-/// Returns the ranges of the window that shows an object, which is in VRAM: the window that it has,
-/// or a new one. `holder` becomes a holder of it. Sleeps.
+/// Returns the ranges of the window of an object in VRAM: its present window or a new one. `holder`
+/// becomes a holder of it. Sleeps.
 ///
 /// Waits for some time for other tasks that block an eviction.
 ///
@@ -212,7 +210,8 @@ fn device<O: Windowed>(obj: &O) -> &drm::Device<<O::Data as DriverObject>::Drive
 /// - `ENOSPC` if the aperture is full.
 /// - `ETIMEDOUT` if other tasks or the device are in the way for too long.
 /// - `EINVAL` if the object is not in VRAM.
-/// - `ENODEV` if the driver is not bound any more, `ENOMEM`, and those of the driver.
+/// - `ENODEV` if the driver is not bound any more.
+/// - `ENOMEM` and those of the driver.
 pub(in crate::drm::gem) fn window<O: Windowed>(
     object: &LockedObject<'_, O>,
     holder: Holder,
@@ -226,7 +225,7 @@ pub(in crate::drm::gem) fn window<O: Windowed>(
     Ok(try_window(object, holder, Wait::Long)?)
 }
 
-/// Does what [`window`] does, but tries once.
+/// As [`window`], but with a single attempt.
 pub(in crate::drm::gem) fn try_window<O: Windowed>(
     object: &LockedObject<'_, O>,
     holder: Holder,
@@ -241,13 +240,13 @@ pub(in crate::drm::gem) fn try_window<O: Windowed>(
         Shared::Condemned => {
             await_importers(object, wait)?;
             leave(object);
-            // The task that has wanted the room for longer comes first.
+            // The task that has waited longer for the room comes first.
             return Err(NoWindow::Busy);
         }
     }
 
     let mut new = Some(NewEntry::reserve().map_err(NoWindow::Failed)?);
-    // The last reference to an object may wait for its work, for which others must not wait.
+    // The last reference to an object may wait for its work. Others must not wait for that.
     let mut passed = KVec::new();
     let mut maker = match wait {
         // It can be tried again.
@@ -286,8 +285,8 @@ pub(in crate::drm::gem) fn try_window<O: Windowed>(
     }
 }
 
-/// Evicts the least recently used window of those that only page faults hold, or else of those of
-/// importers. The objects that it has looked at are added to `passed`.
+/// Evicts the least recently used window held only by page faults, or else the least recently used
+/// one of importers. The visited objects are added to `passed`.
 fn evict<O: Windowed>(
     object: &LockedObject<'_, O>,
     maker: &mut Maker<'_>,
@@ -329,12 +328,12 @@ fn evict<O: Windowed>(
     Ok(ret)
 }
 
-/// Evicts the window of another object, unless importers have it, and have pinned the object or use
-/// it together with the one that the window is for.
+/// Evicts the window of another object. Windows of importers stay if the importers have pinned the
+/// object or use it together with the object that the window is for.
 ///
 /// # Errors
 ///
-/// [`NoWindow`] if importers are not done with the window, which nobody shares any more.
+/// [`NoWindow`] if importers are not done with the window. It is not shared any more.
 fn evict_window_of<O: Windowed>(
     object: &LockedObject<'_, O>,
     other: &O,
@@ -359,8 +358,8 @@ fn evict_window_of<O: Windowed>(
             None => return Ok(Eviction::Busy),
         }
     };
-    // SAFETY: The reservation is held until the end of the function, by the guard, or by the
-    // caller, which has reserved both objects.
+    // SAFETY: The reservation is held until the end of the function: by the guard, or by the caller
+    // with both objects reserved.
     let held = unsafe { LockedObject::assume(other) };
 
     // The holders may have changed before.
@@ -395,12 +394,12 @@ fn evict_window_of<O: Windowed>(
 fn invalidate<O: Windowed>(object: &LockedObject<'_, O>) {
     if let Some(buf) = NonNull::new(O::buffer(object)) {
         O::trace_invalidation(object);
-        // SAFETY: It is the dma-buf of the object, whose reservation, which they share, is held.
+        // SAFETY: It is the dma-buf of the object. They share the reservation, which is held.
         unsafe { bindings::dma_buf_invalidate_mappings(buf.as_ptr()) };
     }
 }
 
-/// Waits for the work of importers that were invalidated.
+/// Waits for the work of invalidated importers.
 fn await_importers<O: Windowed>(object: &LockedObject<'_, O>, wait: Wait) -> Result<(), NoWindow> {
     let limit = match wait {
         Wait::Long => IMPORTERS,
@@ -413,25 +412,24 @@ fn await_importers<O: Windowed>(object: &LockedObject<'_, O>, wait: Wait) -> Res
     })
 }
 
-/// Closes the window of an object that nobody accesses any more, although importers may not have
-/// unmapped it.
+/// Closes the window of an object after its last access. Importers may not have unmapped it yet.
 fn leave<O: Windowed>(object: &LockedObject<'_, O>) {
     if let Some(buf) = NonNull::new(O::buffer(object)) {
-        // SAFETY: It is the dma-buf of the object, whose reservation, which they share, is held.
-        // The memory is still there.
+        // SAFETY: It is the dma-buf of the object. They share the reservation, which is held. The
+        // memory is still there.
         unsafe { exporter::retire(buf.as_ptr()) };
     }
-    // An importer that has unmapped in the invalidation has closed the window.
+    // An importer that unmapped during the invalidation has closed the window.
     close(object.obj);
 }
 
-/// Removes a holder of the window of an object, which is closed with the last one. Sleeps.
+/// Removes a holder of the window of an object. The window is closed with the last one. Sleeps.
 pub(in crate::drm::gem) fn release<O: Windowed>(obj: &O, holder: Holder) {
     O::HOOK.close(device(obj), obj.windows(), obj.number(), Some(holder));
 }
 
-/// Closes the window of an object that leaves its place, or is freed. Nobody accesses it any more.
-/// Sleeps.
+/// Closes the window of an object that leaves its place or is freed. The window is not accessed any
+/// more. Sleeps.
 pub(in crate::drm::gem) fn close<O: Windowed>(obj: &O) {
     O::HOOK.close(device(obj), obj.windows(), obj.number(), None);
 }

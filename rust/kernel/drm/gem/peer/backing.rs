@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The interface by which the policy asks a class of objects about its memory.
+//! The policy's interface to the memory of a class of objects.
 
 use super::{
     trace::Subject,
@@ -45,21 +45,21 @@ type DriverOf<T> = <T as DriverObject>::Driver;
 /// The data of the DRM device of an object; outlives the binding.
 pub(super) type DataOf<T> = <DriverOf<T> as drm::Driver>::Data;
 
-/// A class of GEM objects with memory that can be exported to peers: [`gem::ttm::Object`], which
-/// TTM moves, and [`gem::vram::Object`], which stays where it is.
+/// A class of GEM objects with memory for export to peers: [`gem::ttm::Object`], moved by TTM, or
+/// the immovable [`gem::vram::Object`].
 ///
 /// # Locking
 ///
-/// Functions that take a [`LockedObject`] are called with the reservation of the object held, the others
-/// without any lock, or with the reservation.
+/// Functions with a [`LockedObject`] argument are called with the reservation of the object held.
+/// The others are called with the reservation or without any lock.
 ///
 /// # Safety
 ///
-/// - [`Self::exported`] returns what [`Self::set_exported`] was given last, null at first.
-/// - Before an object in VRAM or its pages move or are freed, the dma-buf that [`Self::exported`]
-///   returns is invalidated by `dma_buf_invalidate_mappings()`, with the reservation held, and the
-///   fences of the reservation are waited for.
-/// - The pages that [`Self::pages`] returns are those of the object until then.
+/// - [`Self::exported`] returns the last argument of [`Self::set_exported`], null at first.
+/// - Before an object in VRAM or its pages move or are freed, the dma-buf returned by
+///   [`Self::exported`] is invalidated by `dma_buf_invalidate_mappings()` with the reservation
+///   held, and the fences of the reservation are waited for.
+/// - The pages returned by [`Self::pages`] are those of the object until then.
 ///
 /// [`gem::ttm::Object`]: crate::drm::gem::ttm::Object
 /// [`gem::vram::Object`]: crate::drm::gem::vram::Object
@@ -72,22 +72,22 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// Returns the driver's part of the object.
     fn data(&self) -> &Self::Data;
 
-    /// Returns the VRAM that is part of the data of a DRM device.
+    /// Returns the VRAM in the data of a DRM device.
     fn vram_of(data: &DataOf<Self::Data>) -> &Vram<Self::Data>;
 
     /// Returns the VRAM of the device of the object.
     fn vram(&self) -> &Vram<Self::Data>;
 
-    /// Returns the device whose memory VRAM is.
+    /// Returns the device of the VRAM.
     #[inline]
     fn owner(&self) -> &device::Device {
         self.vram().owner()
     }
 
-    /// Returns the number of the object, which no other object of the device has or had.
+    /// Returns the number of the object, unique among all present and past objects of the device.
     fn id(&self) -> u64;
 
-    /// Returns where the object may live, which does not change.
+    /// Returns where the object may live. This does not change.
     fn domain(&self) -> Domain;
 
     /// Returns where the object was after its last move, or [`None`] if it had no memory. Needs no
@@ -100,28 +100,27 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// Returns how many bytes of the object are in CPU-visible VRAM.
     fn visible_bytes(object: &LockedObject<'_, Self>) -> u64;
 
-    /// Returns the client that exported the object, or [`Client::NONE`] if there is none, or if the
-    /// class does not record it.
+    /// Returns the exporting client, or [`Client::NONE`] if there is none or the class does not
+    /// record it.
     fn client(object: &LockedObject<'_, Self>) -> Client {
         let _ = object;
         Client::NONE
     }
 
-    /// Returns whether peers see the object where it is in VRAM, or would see it after a move or
-    /// through a window.
+    /// Returns whether the object is visible to peers in VRAM, or would be after a move or through
+    /// a window.
     fn can_be_visible(object: &LockedObject<'_, Self>) -> bool;
 
-    /// Moves the object, which is not pinned: to VRAM that peers see, or can see through a window of
-    /// the aperture, for which other objects may be evicted, or to system memory that devices may
-    /// access. With [`Domain::Either`] that is for an object that finds VRAM full of objects which
-    /// cannot be evicted. May sleep. With `patient` it tries again while other tasks hold objects
-    /// that could be evicted.
+    /// Moves the unpinned object to VRAM that peers see directly or through a window of the
+    /// aperture, or to device-accessible system memory. Other objects may be evicted from VRAM for
+    /// it. With [`Domain::Either`] an object goes to system memory if VRAM is full of non-evictable
+    /// objects. May sleep. With `patient` it tries again while other tasks hold evictable objects.
     ///
     /// # Errors
     ///
-    /// - `EOPNOTSUPP` if the class does not move objects, or the object is imported.
+    /// - `EOPNOTSUPP` if the class does not move objects or the object is imported.
     /// - `ENOSPC` if there is no room.
-    /// - `EBUSY` if work on the object, or on an object that it would evict, takes too long.
+    /// - `EBUSY` if work on the object, or on an object to evict, takes too long.
     /// - `ERESTARTSYS` if a signal arrived and `interruptible` is set.
     /// - `ENODEV` if the driver is not bound any more, `ENOMEM` if memory runs out.
     fn migrate(
@@ -136,23 +135,23 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
         let _ = object;
     }
 
-    /// Charges for the object, which is about to be pinned in VRAM. Does nothing if it is charged
-    /// already. If it is not pinned after all, [`Self::uncharge`] follows.
+    /// Charges for the object before a pin in VRAM. Does nothing if it is charged already. If it is
+    /// not pinned after all, [`Self::uncharge`] follows.
     ///
     /// # Errors
     ///
-    /// `EDQUOT` if no more may be pinned.
+    /// `EDQUOT` if the limit is reached.
     fn charge(object: &mut LockedObject<'_, Self>) -> Result {
         let _ = object;
         Ok(())
     }
 
-    /// Undoes [`Self::charge`], if the object is charged and not pinned.
+    /// Undoes [`Self::charge`] if the object is charged and not pinned.
     fn uncharge(object: &mut LockedObject<'_, Self>) {
         let _ = object;
     }
 
-    /// Makes the object stay where it is until [`Self::unpin`]. Calls nest.
+    /// Keeps the object in its place until [`Self::unpin`]. Calls nest.
     ///
     /// # Errors
     ///
@@ -163,7 +162,7 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// Undoes [`Self::pin`].
     fn unpin(object: &mut LockedObject<'_, Self>);
 
-    /// Returns the ranges of VRAM of an object that is in VRAM.
+    /// Returns the VRAM ranges of an object in VRAM.
     ///
     /// # Errors
     ///
@@ -171,15 +170,17 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// - `EIO` if it has lost its content.
     fn vram_ranges<'a>(object: &'a LockedObject<'_, Self>) -> Result<&'a Ranges>;
 
-    /// Returns the ranges of the window that shows an object in VRAM, which importers hold from
-    /// then on: the one that it has, or a new one. May sleep.
+    /// Returns the ranges of the window that shows an object in VRAM: its present window or a new
+    /// one. Importers hold it from then on. May sleep.
     ///
     /// Only called with [`Self::HAS_WINDOWS`].
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the aperture is full, `ETIMEDOUT` if other tasks or the device are in the way
-    /// for too long, `EINVAL` if the object is not in VRAM, and those of the driver.
+    /// - `ENOSPC` if the aperture is full.
+    /// - `ETIMEDOUT` if other tasks or the device are in the way for too long.
+    /// - `EINVAL` if the object is not in VRAM.
+    /// - Those of the driver.
     fn window(object: &LockedObject<'_, Self>) -> Result<Arc<RangeList>>;
 
     /// Ends the hold of importers on the window. May sleep.
@@ -187,7 +188,7 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// Only called with [`Self::HAS_WINDOWS`].
     fn release_window(object: &LockedObject<'_, Self>);
 
-    /// Returns the pages of an object in system memory, after waiting for moves that fill them.
+    /// Returns the pages of an object in system memory after waiting for moves into them.
     ///
     /// # Errors
     ///
@@ -199,30 +200,30 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
         Err(EINVAL)
     }
 
-    /// Makes writes of the CPU to an object in VRAM visible to devices.
+    /// Makes CPU writes to an object in VRAM visible to devices.
     ///
     /// # Errors
     ///
     /// `ENODEV` if the driver is not bound any more.
     fn flush(object: &LockedObject<'_, Self>) -> Result;
 
-    /// Returns the dma-buf of the object, null if there is none.
+    /// Returns the dma-buf of the object; null if there is none.
     fn exported(object: &LockedObject<'_, Self>) -> *mut bindings::dma_buf;
 
-    /// Sets the dma-buf of the object, or clears it.
+    /// Sets or clears the dma-buf of the object.
     ///
     /// # Safety
     ///
-    /// `buf` must be null, or a dma-buf that shares the reservation of the object and stays valid
-    /// until this is called again.
+    /// `buf` must be null or a dma-buf sharing the reservation of the object and valid until the
+    /// next call of this function.
     unsafe fn set_exported(object: &mut LockedObject<'_, Self>, buf: *mut bindings::dma_buf);
 
-    /// Returns the buffer of another device that the object stands for.
+    /// Returns the imported buffer behind the object.
     fn imported(&self) -> Option<&DmaBuf> {
         None
     }
 
-    /// Makes an object that stands for the buffer of another device.
+    /// Creates an object standing for a buffer of another device.
     ///
     /// # Errors
     ///
@@ -230,7 +231,7 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     ///
     /// # Safety
     ///
-    /// The device lock of the DMA device of `dev` must be held, and a driver bound to it.
+    /// The device lock of the DMA device of `dev` must be held and a driver bound to it.
     unsafe fn import(
         dev: &drm::Device<DriverOf<Self::Data>, drm::Ioctl>,
         buf: ARef<DmaBuf>,
@@ -253,7 +254,7 @@ pub(in crate::drm::gem) fn subject<O: Backing>(obj: &O) -> Subject<'_> {
 ///
 /// # Errors
 ///
-/// `EINTR` if `interruptible`, and a signal is pending.
+/// `EINTR` if `interruptible` is set and a signal is pending.
 pub(in crate::drm::gem) fn with_reserved<O: Backing, R>(
     obj: &O,
     interruptible: bool,
@@ -262,7 +263,7 @@ pub(in crate::drm::gem) fn with_reserved<O: Backing, R>(
     f(&mut ObjectGuard::new(obj, interruptible)?.view())
 }
 
-/// Takes a runtime PM guard of the device whose memory VRAM is, without which VRAM is out of reach.
+/// Takes a runtime PM guard of the device of the VRAM. Without it VRAM is out of reach.
 ///
 /// # Errors
 ///
@@ -271,13 +272,13 @@ pub(super) fn runtime_guard<O: Backing>(obj: &O) -> Result<RuntimeGuard> {
     RuntimeGuard::new(obj.owner())
 }
 
-/// As [`runtime_guard`], for a task that holds a reservation; [`None`] if the device is suspended.
+/// As [`runtime_guard`], for a task holding a reservation. [`None`] if the device is suspended.
 pub(super) fn runtime_guard_if_active<O: Backing>(obj: &O) -> Option<RuntimeGuard> {
     RuntimeGuard::if_active(obj.owner())
 }
 
-/// Returns whether an object may be shown elsewhere, because its window could not be made: the
-/// aperture is full, or busy.
+/// Returns whether an object may be shown elsewhere because its window could not be created: the
+/// aperture is full or busy.
 pub(in crate::drm::gem) fn is_no_window(e: Error) -> bool {
     e == ENOSPC || e == ETIMEDOUT
 }

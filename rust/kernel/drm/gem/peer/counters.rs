@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! How often importers did not get peer-to-peer memory, and why.
+//! How often importers did not get peer-to-peer memory and why.
 
 use super::Reason;
 use crate::sync::atomic::{
@@ -8,18 +8,18 @@ use crate::sync::atomic::{
     Relaxed, //
 };
 
-/// An event that is counted.
+/// A counted event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// An importer attached and gets system memory.
     AttachSystem,
     /// An importer was not attached.
     AttachRefused,
-    /// An importer was not given a pin.
+    /// An importer was refused a pin.
     PinRefused,
     /// An importer got a mapping of system memory.
     MapSystem,
-    /// An importer was not given a mapping of an object that importers get in VRAM or not at all.
+    /// An importer was refused a mapping of an object exported in VRAM only.
     MapRefused,
 }
 
@@ -45,7 +45,7 @@ impl Event {
     }
 }
 
-/// The counters of one device: how often each [`Event`] happened, by its [`Reason`].
+/// The counters of one device: how often each [`Event`] happened by its [`Reason`].
 ///
 /// # Examples
 ///
@@ -81,7 +81,7 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Makes the counters, which are 0.
+    /// Creates the counters, all 0.
     pub const fn new() -> Self {
         Self([const { [const { Atomic::new(0) }; Reason::ALL.len()] }; Event::ALL.len()])
     }

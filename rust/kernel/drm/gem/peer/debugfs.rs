@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The files by which an operator reads, and limits, what peers get.
+//! The debugfs files to read and limit the VRAM use of peers.
 //!
 //! A driver calls [`add_files`] in [`debugfs_init`](drm::Driver::debugfs_init). The files are:
 //!
-//! - `buffers`: a line for each object, and below it a line for each importer: attached, or refused
-//!   recently. For an object that is exported it names the dma-buf by its inode and its name, or
-//!   the name of the client if it has none, and its exporter: the DRM client and the process, as
-//!   they were at the export. `visible` is how many bytes are in VRAM where the CPU sees them. An
-//!   object is an `orphan` if there is no handle and no file descriptor any more, so that only its
-//!   importers keep it. Bytes of names that are not printable, and blanks, are shown as `\x20`,
-//! - `usage`: how much of the VRAM that the CPU sees is in use, how many objects are exported, how
-//!   many importers are attached to them, and how many of these to orphans,
+//! - `buffers`: a line for each object and below it a line for each attached or recently refused
+//!   importer. For an exported object it names the dma-buf by its inode and its name, or the name
+//!   of the client if the dma-buf has none. It also names the exporting DRM client and process as
+//!   of the export. `visible` is the number of bytes in CPU-visible VRAM. An object is an `orphan`
+//!   if only its importers keep it: no handle and no file descriptor is left. Blanks and
+//!   non-printable bytes of names are shown as `\x20`.
+//! - `usage`: how much CPU-visible VRAM is in use, how many objects are exported, how many
+//!   importers are attached to them, and how many of these to orphans.
 //! - `counters`: how often importers did not get peer-to-peer memory, by reason, and how often the
-//!   content of an object was moved,
-//! - `unrevocable`: the policy for importers whose mappings cannot be revoked, and what they have
-//!   pinned; `accept`, `refuse` and a number of bytes, the limit, can be written.
+//!   content of an object was moved.
+//! - `unrevocable`: the policy for non-revocable importers and the amount they have pinned.
+//!   `accept`, `refuse` or a limit in bytes can be written.
 //!
 //! # Locking
 //!
@@ -104,37 +104,37 @@ impl<T: PeerObject> File for Buffers<T> {
     }
 }
 
-/// The data that is shown of an object beside its importers.
+/// The shown data of an object apart from its importers.
 struct Shown {
     placement: &'static str,
     pinned: bool,
-    /// Bytes in VRAM that the CPU sees.
+    /// Bytes in CPU-visible VRAM.
     visible: u64,
     export: Option<Export>,
 }
 
-/// The data that is shown of an object that is exported.
+/// The shown data of an exported object.
 struct Export {
     client: Client,
     process: Process,
     /// The name of the dma-buf.
     name: [u8; dma_buf::NAME_LEN],
-    /// Only importers keep the dma-buf. Each has a reference of its own; a further reference of an
+    /// Only importers keep the dma-buf. Each has a reference of its own. A further reference of an
     /// importer, such as that of a DRM device with a handle, cannot be told from a file descriptor.
     is_orphan: bool,
 }
 
 impl Export {
-    /// Returns the data of the dma-buf of an object, to which `attached` importers are attached.
+    /// Returns the data of the dma-buf of an object with `attached` attached importers.
     fn of<T: PeerObject>(object: &LockedObject<'_, Object<T>>, attached: usize) -> Option<Self> {
         let buf = Object::<T>::exported(object);
 
         if buf.is_null() {
             return None;
         }
-        // SAFETY: The object knows its dma-buf until that is released, which needs the reservation.
-        // No reference is taken, because there may be none left. This layer exported the dma-buf,
-        // for an object of this class.
+        // SAFETY: The object knows its dma-buf until the release of the dma-buf, which needs the
+        // reservation. No reference is taken because there may be none left. This layer exported
+        // the dma-buf for an object of this class.
         let (buf, export, handles) = unsafe {
             let buf = DmaBuf::from_raw(buf);
             let handles = &raw const (*object.object().as_raw()).handle_count;
@@ -152,14 +152,14 @@ impl Export {
             name: buf.name(),
             is_orphan: attached > 0
                 && handles == 0
-                // SAFETY: Each importer has a reference to the file until it has detached, which
+                // SAFETY: Each importer has a reference to the file until it has detached. A detach
                 // takes the reservation.
                 && unsafe { buf.references() } <= attached,
         })
     }
 }
 
-/// Collects the data of an object, and the list of its importers and of recent refusals.
+/// Collects the data of an object and the list of its importers and recent refusals.
 fn look<T: PeerObject>(obj: &Object<T>) -> Result<(Shown, KVec<AttachmentInfo>, u64)> {
     with_reserved(obj, true, |object| {
         let (list, inode) = listing_of::<T>(object)?;
@@ -181,7 +181,7 @@ fn look<T: PeerObject>(obj: &Object<T>) -> Result<(Shown, KVec<AttachmentInfo>, 
     })
 }
 
-/// Returns how many importers of a list are attached.
+/// Returns the number of attached importers in a list.
 fn attached(list: &[AttachmentInfo]) -> usize {
     list.iter().filter(|info| info.refused_at.is_none()).count()
 }
@@ -366,7 +366,7 @@ impl<T: PeerObject> File for UnrevocableFile<T> {
         Ok(())
     }
 
-    /// Sets the policy. Importers that are attached stay.
+    /// Sets the policy. Attached importers stay.
     fn write(dev: &Device<T>, text: &str) -> Result {
         let policy = match text {
             "accept" => Unrevocable::Accept,

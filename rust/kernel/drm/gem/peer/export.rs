@@ -4,7 +4,7 @@
 //!
 //! # Locking
 //!
-//! The reservation of the object, which its dma-buf shares, guards the fields of [`GemExport`].
+//! The reservation shared by the object and its dma-buf guards the fields of [`GemExport`].
 
 use super::{
     backing::{
@@ -111,17 +111,16 @@ pub struct Attachment {
     pub(super) driver: Name,
     pub(super) outcome: Outcome,
     pub(super) opted_in: bool,
-    /// A runtime PM guard, for a peer that cannot be revoked, or that gets nothing but VRAM: it can
-    /// map at any time with the reservation held, when it is too late to resume the device.
+    /// A runtime PM guard for a peer that is non-revocable or gets nothing but VRAM. Such a peer
+    /// can map at any time with the reservation held, when it is too late to resume the device.
     runtime_guard: Option<RuntimeGuard>,
 }
 
-/// A GEM object that is mapped into the kernel, until the value is dropped.
+/// A GEM object mapped into the kernel until the value is dropped.
 ///
 /// # Invariants
 ///
-/// `map` is what `vmap` of the object has returned. The reservation is held when the value is
-/// dropped.
+/// `map` is the result of the object's `vmap`. The reservation is held when the value is dropped.
 struct GemMapping<T: PeerObject> {
     obj: ARef<Object<T>>,
     map: IosysMap,
@@ -136,14 +135,14 @@ impl<T: PeerObject> GemMapping<T> {
     ///
     /// # Safety
     ///
-    /// The reservation of the object must be held, also when the value is dropped.
+    /// The reservation of the object must be held now and when the value is dropped.
     unsafe fn new(obj: &Object<T>) -> Result<Self> {
         let raw = obj.as_raw();
-        // SAFETY: The object is valid, and its functions never change.
+        // SAFETY: The object is valid and its functions never change.
         let vmap = unsafe { (*(*raw).funcs).vmap }.ok_or(EOPNOTSUPP)?;
         let mut map = bindings::iosys_map::default();
 
-        // SAFETY: The object is valid, and its reservation is held.
+        // SAFETY: The object is valid and its reservation is held.
         to_result(unsafe { vmap(raw, &mut map) })?;
         // INVARIANT: Mapped above.
         Ok(Self {
@@ -154,7 +153,7 @@ impl<T: PeerObject> GemMapping<T> {
     }
 }
 
-// SAFETY: A class maps all of an object, which has a size that never changes.
+// SAFETY: A class maps all of an object. The size of an object never changes.
 unsafe impl<T: PeerObject> KernelMapping for GemMapping<T> {
     fn map(&self) -> IosysMap {
         self.map
@@ -169,28 +168,27 @@ impl<T: PeerObject> Drop for GemMapping<T> {
     fn drop(&mut self) {
         let obj = self.obj.as_raw();
 
-        // SAFETY: The object is valid, and its functions never change.
+        // SAFETY: The object is valid and its functions never change.
         if let Some(vunmap) = unsafe { (*(*obj).funcs).vunmap } {
-            // SAFETY: The object is valid. By the type invariant its reservation is held, and `map`
-            // is what its `vmap` returned.
+            // SAFETY: The object is valid. By the type invariant its reservation is held and `map`
+            // was returned by its `vmap`.
             unsafe { vunmap(obj, &mut self.map.into_raw()) };
         }
     }
 }
 
-/// A GEM object that is exported as a dma-buf.
+/// A GEM object exported as a dma-buf.
 pub struct GemExport<T: PeerObject> {
-    // Dropped before its device, which it needs until it is freed.
+    // Dropped before its device: the object needs the device until it is freed.
     pub(super) obj: ARef<Object<T>>,
     pub(super) dev: ARef<drm::Device<T::Driver>>,
-    /// The address of the dma-buf, 0 until the object knows it.
+    /// The address of the dma-buf. 0 until the object knows it.
     pub(super) buf: Atomic<usize>,
     /// The inode number of the dma-buf. The reservation guards it.
     pub(super) inode: Atomic<u64>,
-    /// The process that exported the object.
+    /// The exporting process.
     pub(super) process: Process,
-    /// How many pins of VRAM there are by importers that cannot be revoked. The reservation guards
-    /// it.
+    /// The number of VRAM pins of non-revocable importers. The reservation guards it.
     held: Atomic<usize>,
     /// A peer was given system memory because the device was suspended. The reservation guards it.
     suspended: Atomic<bool>,
@@ -202,7 +200,7 @@ pub struct GemExport<T: PeerObject> {
 }
 
 impl<T: PeerObject> GemExport<T> {
-    /// Describes an object that is about to be exported.
+    /// Describes an object before its export.
     pub(super) fn new(obj: &Object<T>, dev: &drm::Device<T::Driver>) -> Result<Self> {
         Ok(Self {
             obj: obj.into(),
@@ -220,17 +218,17 @@ impl<T: PeerObject> GemExport<T> {
 
     /// Returns the object, whose reservation is that of the dma-buf.
     fn object(&self, _cx: &LockedBuffer<'_, Self>) -> LockedObject<'_, Object<T>> {
-        // SAFETY: A `LockedBuffer` dma-buf exists only while its reservation is held, and there is
-        // one `GemExport` for each.
+        // SAFETY: A `LockedBuffer` dma-buf exists only while its reservation is held. Each dma-buf
+        // has one `GemExport`.
         unsafe { LockedObject::assume(&*self.obj) }
     }
 
-    /// Returns the counters of what importers of the device got.
+    /// Returns the counters of outcomes for importers of the device.
     fn counters(&self) -> &Counters {
         self.obj.vram().counters()
     }
 
-    /// Traces an operation of an importer, and its result.
+    /// Traces an operation of an importer and its result.
     fn trace(&self, act: Act, importer: &device::Device, outcome: Outcome, ret: Result) {
         if trace::is_on(act) {
             let (path, reason) = (outcome.path.code(), outcome.reason.code());
@@ -239,7 +237,7 @@ impl<T: PeerObject> GemExport<T> {
         }
     }
 
-    /// Collects the facts for [`placement`], for an importer that is attached.
+    /// Collects the facts for [`placement`] about an attached importer.
     fn situation(&self, cx: &LockedBuffer<'_, Self>, at: &Attached<'_, Self>) -> Situation {
         let no_window = Object::<T>::HAS_WINDOWS && self.no_window.load(Relaxed);
 
@@ -256,7 +254,7 @@ impl<T: PeerObject> GemExport<T> {
         }
     }
 
-    /// Returns how an importer reaches the object where it is now, which may be worse than the
+    /// Returns how an importer reaches the object in its present place. This may be worse than the
     /// outcome of its attach.
     pub(in crate::drm::gem) fn outcome_now(
         &self,
@@ -266,7 +264,7 @@ impl<T: PeerObject> GemExport<T> {
         self.situation(cx, at).outcome()
     }
 
-    /// Collects the facts for [`decide`] about an object and an importer, to which `route` leads.
+    /// Collects the facts for [`decide`] about an object and an importer that `route` leads to.
     pub(super) fn facts(
         object: &LockedObject<'_, Object<T>>,
         importer: &Importer<'_>,
@@ -288,11 +286,11 @@ impl<T: PeerObject> GemExport<T> {
         }
     }
 
-    /// Marks the device as used by an importer, for its autosuspend; returns whether it is active.
+    /// Marks the device as used by an importer for its autosuspend. Returns whether it is active.
     fn mark_used(&self, at: &Attached<'_, Self>) -> bool {
         let dev = self.obj.owner();
 
-        // The attachment keeps the device active; its autosuspend delay begins at the detach.
+        // The attachment keeps the device active. The autosuspend delay begins at the detach.
         if at.data().runtime_guard.is_some() {
             !pm::is_suspended(dev)
         } else {
@@ -305,7 +303,7 @@ impl<T: PeerObject> GemExport<T> {
         at.data().outcome.path.is_peer() && !at.is_revocable()
     }
 
-    /// Returns the ranges of the window through which importers see the object, which is in VRAM.
+    /// Returns the ranges of the window through which importers see the object in VRAM.
     ///
     /// # Errors
     ///
@@ -318,10 +316,10 @@ impl<T: PeerObject> GemExport<T> {
         ret
     }
 
-    /// Ends the hold of importers on the window if none of them sees the object where it is.
+    /// Ends the hold of importers on the window if none of them has a valid mapping of the object.
     fn release_window(&self, at: &Attached<'_, Self>) {
-        // SAFETY: An attachment is seen with the reservation of its dma-buf held, which is that of
-        // the object.
+        // SAFETY: An attachment is only seen with the reservation of its dma-buf held. This is also
+        // the reservation of the object.
         unsafe {
             if Object::<T>::HAS_WINDOWS && !exporter::is_mapped(at.dma_buf().as_raw()) {
                 Object::<T>::release_window(&LockedObject::assume(&*self.obj));
@@ -329,12 +327,12 @@ impl<T: PeerObject> GemExport<T> {
         }
     }
 
-    /// Moves the object to where its importers can use it, unless it is there. The caller keeps the
-    /// device active, if it is.
+    /// Moves the object to a place usable by its importers unless it is there already. The caller
+    /// keeps the device active if it is.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if it has to be in VRAM, and the device is suspended.
+    /// - `EAGAIN` if it has to be in VRAM and the device is suspended.
     /// - `EOPNOTSUPP` if it is pinned where the importer does not reach it.
     /// - Those of [`Backing::charge`] and [`Backing::migrate`].
     fn place(
@@ -361,7 +359,7 @@ impl<T: PeerObject> GemExport<T> {
             (ret, _) => ret,
         };
         s.state = Object::<T>::state(object);
-        // Work that has to be waited for takes too long. The core warns about `EBUSY`.
+        // The work to wait for takes too long. The core warns about `EBUSY`.
         ret.map_err(|e| if is_pin && e == EBUSY { ETIMEDOUT } else { e })?;
 
         let in_vram = s.state.is_in_vram();
@@ -377,7 +375,7 @@ impl<T: PeerObject> GemExport<T> {
         Ok(())
     }
 
-    /// Pins the object for an importer, in VRAM if all importers can access it there.
+    /// Pins the object for an importer: in VRAM if all importers can access it there.
     fn try_pin(&self, object: &mut LockedObject<'_, Object<T>>, s: &mut Situation) -> Result {
         let runtime_guard = runtime_guard_if_active(&*self.obj);
 
@@ -388,15 +386,15 @@ impl<T: PeerObject> GemExport<T> {
             return Object::<T>::pin(object);
         }
 
-        // The object stays in VRAM, and the device active, for as long as it is pinned.
+        // While it is pinned, the object stays in VRAM and the device stays active.
         let runtime_guard = runtime_guard.ok_or(EAGAIN)?;
         Object::<T>::pin(object)?;
         runtime_guard.forget();
         Ok(())
     }
 
-    /// Pins the object, as [`Self::try_pin`]. The pin of an importer that cannot be revoked is
-    /// charged to [`Holders`](super::Holders).
+    /// Pins the object as [`Self::try_pin`]. The pin of a non-revocable importer is charged to
+    /// [`Holders`](super::Holders).
     ///
     /// An error is returned with its reason.
     fn charge_and_pin(
@@ -429,12 +427,12 @@ impl<T: PeerObject> GemExport<T> {
             e if e == EOPNOTSUPP => (e, Reason::PinnedElsewhere),
             e if e == ENOSPC => (e, Reason::NoVram),
             e if e == EAGAIN => (e, Reason::Suspended),
-            // A signal, or no memory for other allocations.
+            // A signal or no memory for other allocations.
             e => (e, Reason::None),
         })
     }
 
-    /// Maps the object for an importer, where it is, or where it should be for all of its
+    /// Maps the object for an importer: in its present place or in the right place for all of its
     /// importers.
     fn try_map<'r>(
         &self,
@@ -444,9 +442,9 @@ impl<T: PeerObject> GemExport<T> {
         dir: DataDirection,
     ) -> Result<Mapping<'r>> {
         let mut object = self.object(cx);
-        // Before the device is suspended, the driver moves exported objects with the reservation
-        // held, which invalidates the mappings. Importers of objects that do not move keep the
-        // device active.
+        // Before a suspend of the device the driver moves exported objects with the reservation
+        // held. This invalidates the mappings. Importers of immovable objects keep the device
+        // active.
         let stays = s.state.pinned || (s.is_in_place() && self.mark_used(at));
         // Keeps the device active until the object has moved.
         let runtime_guard = (!stays)
@@ -479,13 +477,13 @@ impl<T: PeerObject> GemExport<T> {
         }
 
         let pages = Object::<T>::pages(&mut object)?;
-        // SAFETY: The pages stay until the object moves, before which mappings are invalidated and
-        // fences are waited for, or until it is freed, which is after the last mapping.
+        // SAFETY: The pages stay until the object moves or is freed. Before a move mappings are
+        // invalidated and fences are waited for. The object is freed after the last mapping.
         unsafe { at.map_raw_pages(pages, dir) }
     }
 }
 
-/// Returns whether importers get an object in VRAM or not at all.
+/// Returns whether an object is exported in VRAM only.
 pub(super) fn vram_or_fail<T: PeerObject>(obj: &Object<T>) -> bool {
     obj.data().vram_or_fail() || obj.domain() == Domain::Vram
 }
@@ -501,7 +499,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     const OPS: &'static Ops<T> = T::OPS;
 
     fn prepare_attach(&self) -> Option<Result<RuntimeGuard>> {
-        // A peer is going to map VRAM, which needs a device that is active.
+        // A peer is going to map VRAM and needs an active device.
         (self.obj.domain() != Domain::System).then(|| runtime_guard(&*self.obj))
     }
 
@@ -574,8 +572,8 @@ impl<T: PeerObject> Exporter for GemExport<T> {
 
         Object::<T>::unpin(&mut object);
         if in_vram {
-            // SAFETY: An object does not move while it is pinned, so it was in VRAM when this pin
-            // was made, which forgot a runtime PM guard.
+            // SAFETY: A pinned object does not move, so it was in VRAM when this pin was made. The
+            // pin forgot a runtime PM guard.
             drop(unsafe { RuntimeGuard::from_forgotten(self.obj.owner()) });
             if Self::is_holder(at) && self.held.fetch_sub(1, Relaxed) == 1 {
                 self.obj.vram().holders().uncharge(self.obj.size() as u64);
@@ -618,9 +616,9 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     }
 
     fn begin_cpu_access(&self, cx: &LockedBuffer<'_, Self>, _dir: DataDirection) -> Result {
-        // The CPU does not cache VRAM. System memory is synchronized for the CPU even if the CPU is
-        // going to write: it may write only a part, and the end of the access synchronizes the
-        // whole for the devices.
+        // The CPU does not cache VRAM. System memory is synchronized for the CPU even before a
+        // write: the CPU may write only a part, and the end of the access synchronizes the whole
+        // for the devices.
         for at in cx.attachments() {
             at.sync_for_cpu();
         }
@@ -638,7 +636,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     }
 
     fn mmap(&self, _buf: &DmaBuf, vma: &VmaNew) -> Result {
-        // SAFETY: The object is valid, and the area is that of an `mmap()` that is under way.
+        // SAFETY: The object is valid and the area is that of an `mmap()` under way.
         to_result(unsafe { bindings::drm_gem_prime_mmap(self.obj.as_raw(), vma.as_ptr()) })
     }
 
@@ -647,8 +645,8 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         _cx: &LockedBuffer<'_, Self>,
         _req: &VmapRequest<Self>,
     ) -> Result<KBox<dyn KernelMapping>> {
-        // SAFETY: The reservation of the object, which is that of the dma-buf, is held. The core has
-        // asked for the mapping, and drops it with the reservation held.
+        // SAFETY: The reservation shared by the object and the dma-buf is held. The core has asked
+        // for the mapping and drops it with the reservation held.
         let mapping = unsafe { GemMapping::<T>::new(&self.obj) }?;
 
         Ok(KBox::new(mapping, GFP_KERNEL)?)
@@ -664,9 +662,9 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     }
 
     fn release(&self) {
-        // The wait is not interruptible, so it does not fail.
+        // The wait is not interruptible and so does not fail.
         let _ = with_reserved(&*self.obj, false, |object| {
-            // If the object knows another dma-buf, or none, the export with this one has failed.
+            // If the object knows no dma-buf or another one, the export with this one has failed.
             if Object::<T>::exported(object).addr() == self.buf.load(Relaxed) {
                 // SAFETY: The dma-buf does not exist any more.
                 unsafe { Object::<T>::set_exported(object, ptr::null_mut()) };

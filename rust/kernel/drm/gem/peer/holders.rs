@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Importers that cannot be revoked.
+//! Non-revocable importers.
 //!
-//! Most RDMA devices are such importers. They keep their pins until the process that uses them is
-//! done: until then the driver cannot be unbound, nor the device be reset or unplugged. A device
-//! sets by [`Unrevocable`] how much of its VRAM such importers may pin.
+//! Most RDMA devices are non-revocable. They keep their pins until the process using them is done.
+//! Until then the driver cannot be unbound and the device cannot be reset or unplugged.
+//! [`Unrevocable`] limits how much VRAM of a device such importers may pin.
 
 use crate::{
     drm::vram::charge,
@@ -15,22 +15,22 @@ use crate::{
     }, //
 };
 
-/// How much VRAM importers that cannot be revoked may pin.
+/// How much VRAM non-revocable importers may pin.
 ///
-/// An importer that may not pin VRAM gets system memory, or is refused if the object cannot live
-/// there, with the reason [`NotRevocable`](super::Reason::NotRevocable).
+/// An importer that may not pin VRAM gets system memory. If the object cannot live there, the
+/// importer is refused with the reason [`NotRevocable`](super::Reason::NotRevocable).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unrevocable {
     /// They may pin all VRAM.
     Accept,
-    /// At most this many bytes of objects may be pinned at the same time. A pin that is over the
-    /// limit fails with `EDQUOT`; the attach succeeds as for other importers.
+    /// At most this many bytes of objects may be pinned at the same time. A pin over the limit
+    /// fails with `EDQUOT`; the attach succeeds as for other importers.
     Limit(u64),
     /// They may pin no VRAM.
     Refuse,
 }
 
-/// The objects in VRAM that importers which cannot be revoked have pinned, and the policy for them.
+/// The VRAM pinned by non-revocable importers and the policy for it.
 ///
 /// # Examples
 ///
@@ -51,7 +51,7 @@ pub enum Unrevocable {
 /// assert_eq!(holders.held(), 0);
 /// ```
 pub struct Holders {
-    /// [`Self::ACCEPT`], [`Self::REFUSE`], or a number of bytes.
+    /// [`Self::ACCEPT`], [`Self::REFUSE`] or a number of bytes.
     policy: Atomic<u64>,
     held: Atomic<u64>,
 }
@@ -63,11 +63,11 @@ impl Default for Holders {
 }
 
 impl Holders {
-    // No VRAM has that size.
+    // No VRAM has this size.
     const ACCEPT: u64 = u64::MAX;
     const REFUSE: u64 = u64::MAX - 1;
 
-    /// Makes the value for a device: nothing is pinned, and there is no limit.
+    /// Creates the value for a device: nothing is pinned and there is no limit.
     pub const fn new() -> Self {
         Self {
             policy: Atomic::new(Self::ACCEPT),
@@ -84,7 +84,7 @@ impl Holders {
         }
     }
 
-    /// Changes the policy. Importers that are attached stay, with what they have pinned.
+    /// Changes the policy. Attached importers stay and keep their pins.
     pub fn set_policy(&self, policy: Unrevocable) {
         let value = match policy {
             Unrevocable::Accept => Self::ACCEPT,
@@ -95,12 +95,12 @@ impl Holders {
         self.policy.store(value, Relaxed);
     }
 
-    /// Returns how many bytes of VRAM are pinned for importers that cannot be revoked.
+    /// Returns how many bytes of VRAM non-revocable importers have pinned.
     pub fn held(&self) -> u64 {
         self.held.load(Relaxed)
     }
 
-    /// Charges for an object that is about to be pinned.
+    /// Charges for an object about to be pinned.
     ///
     /// # Errors
     ///
@@ -108,7 +108,7 @@ impl Holders {
     pub(super) fn charge(&self, bytes: u64) -> Result {
         let limit = match self.policy() {
             Unrevocable::Limit(limit) => limit,
-            // An importer that was attached before the policy changed is not limited.
+            // Importers attached before a change of the policy are not limited.
             Unrevocable::Accept | Unrevocable::Refuse => u64::MAX,
         };
         charge(&self.held, bytes, limit)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The importers of an object: those that are attached, and the most recent refusals.
+//! The importers of an object: the attached ones and the most recent refusals.
 //!
 //! # Locking
 //!
-//! A listing takes the reservation of the object, then the mutex of the refusals, which is not held
-//! while memory is allocated.
+//! A listing takes the reservation of the object and then the mutex of the refusals. The mutex is
+//! not held while memory is allocated.
 
 use super::{
     backing::with_reserved,
@@ -56,7 +56,7 @@ pub mod flags {
     pub const PEER2PEER: u32 = uapi::DRM_PEER_IMPORTER_PEER2PEER;
 }
 
-/// The size of a name in an [`AttachmentInfo`] in bytes, with the NUL at its end.
+/// The size of a name in an [`AttachmentInfo`] in bytes, including the NUL at its end.
 // CAST: It is small.
 pub const NAME_LEN: usize = uapi::DRM_PEER_NAME_LEN as usize;
 
@@ -78,7 +78,7 @@ pub(super) fn cut(name: &CStr) -> Name {
 pub struct AttachmentInfo {
     /// The name of the importing device.
     pub name: Name,
-    /// The name of the bus of the device, empty if it is on none. Empty until it is set.
+    /// The name of the bus of the device. Empty if it is on none or until it is set.
     pub bus: Name,
     /// The name of the driver of the device when it attached. Empty until it is set.
     pub driver: Name,
@@ -86,7 +86,7 @@ pub struct AttachmentInfo {
     pub refused_at: Option<Instant<Monotonic>>,
     /// The outcome for the importer.
     pub outcome: Outcome,
-    /// PCI hops to the importer; [`None`] where there is no route or the importer is not PCI.
+    /// PCI hops to the importer. [`None`] if there is no route or the importer is not PCI.
     pub distance: Option<u32>,
     /// A combination of [`flags`].
     pub flags: u32,
@@ -124,22 +124,22 @@ impl AttachmentInfo {
         }
     }
 
-    /// Returns the distance in PCI hops, or -1 where there is no route, as in the uAPI.
+    /// Returns the distance in PCI hops, or -1 if there is no route, as in the uAPI.
     pub fn hops(&self) -> i32 {
         self.distance
             .and_then(|hops| i32::try_from(hops).ok())
             .unwrap_or(-1)
     }
 
-    /// Returns how long before `now` the importer was refused, or [`None`] if it is attached.
+    /// Returns the time from the refusal of the importer to `now`, or [`None`] if it is attached.
     ///
-    /// All entries of a list are shown with the same `now`, so that their differences are exact.
+    /// All entries of a list use the same `now` to make their differences exact.
     pub fn age(&self, now: Instant<Monotonic>) -> Option<Delta> {
         self.refused_at.map(|at| now - at)
     }
 }
 
-/// The number of refusals that are kept for each object.
+/// The number of refusals kept for each object.
 pub const MAX_REFUSALS: usize = 8;
 
 /// The most recent refusals.
@@ -181,7 +181,7 @@ impl Default for Refusals {
 }
 
 impl Refusals {
-    /// Makes an empty list.
+    /// Creates an empty list.
     pub const fn new() -> Self {
         Self {
             ring: [None; MAX_REFUSALS],
@@ -189,18 +189,18 @@ impl Refusals {
         }
     }
 
-    /// Adds a refusal in the place of the oldest one.
+    /// Adds a refusal in place of the oldest one.
     pub fn push(&mut self, refusal: AttachmentInfo) {
         self.ring[self.total % MAX_REFUSALS] = Some(refusal);
         self.total = self.total.wrapping_add(1);
     }
 
-    /// Returns how many importers were refused, including those that are not kept any more.
+    /// Returns the number of refused importers, including discarded refusals.
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// Iterates over the refusals that are kept, oldest first.
+    /// Iterates over the kept refusals, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &AttachmentInfo> {
         let (newer, older) = self.ring.split_at(self.total % MAX_REFUSALS);
 
@@ -208,9 +208,9 @@ impl Refusals {
     }
 }
 
-/// Makes the list of the refusals of an object.
+/// Creates the list of the refusals of an object.
 ///
-/// Not generic and not inlined, so that the lock class and its name stay in the kernel crate.
+/// Neither generic nor inlined, to keep the lock class and its name in the kernel crate.
 #[inline(never)]
 pub(super) fn new_refusals() -> Result<Pin<KBox<Mutex<Refusals>>>> {
     KBox::pin_init(
@@ -231,7 +231,7 @@ pub fn attachments<T: PeerObject>(obj: &Object<T>) -> Result<KVec<AttachmentInfo
     listing::<T>(obj).map(|(list, _)| list)
 }
 
-/// As [`attachments`], with the number of the inode of the dma-buf, which is 0 if there is none.
+/// As [`attachments`], with the inode number of the dma-buf; 0 if there is none.
 pub(super) fn listing<T: PeerObject>(obj: &Object<T>) -> Result<(KVec<AttachmentInfo>, u64)> {
     with_reserved(obj, false, |object| listing_of::<T>(object))
 }
@@ -245,8 +245,8 @@ pub(super) fn listing_of<T: PeerObject>(
     let Some(buf) = NonNull::new(Object::<T>::exported(object)) else {
         return Ok((list, inode));
     };
-    // SAFETY: The object knows its dma-buf until that is released, which needs the reservation. No
-    // reference is taken, because there may be none left.
+    // SAFETY: The object knows its dma-buf until the release of the dma-buf, which needs the
+    // reservation. No reference is taken because there may be none left.
     let buf = unsafe { DmaBuf::from_raw(buf.as_ptr()) };
 
     let add = |export: &GemExport<T>, cx: &LockedBuffer<'_, GemExport<T>>| {
@@ -267,8 +267,7 @@ pub(super) fn listing_of<T: PeerObject>(
                 }
             }
 
-            // The outcome of the importer's mappings, or else the outcome that a mapping would
-            // have.
+            // The outcome of the importer's mappings, or the expected outcome of a first mapping.
             let outcome = if at.maps() > 0 {
                 export.outcome_now(cx, &at)
             } else {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The ioctls that drivers have in common: lists of importers, queries about possible importers,
-//! and flushes of what they wrote.
+//! The common ioctls of drivers: lists of importers, queries about possible importers and flushes
+//! of their writes.
 //!
-//! A driver gives them numbers in its own header, and puts them into its table with a line each:
+//! A driver gives them numbers in its own header and adds one line each to its table:
 //!
 //! ```ignore
 //! kernel::declare_drm_ioctls! {
@@ -70,14 +70,14 @@ type FileOf<T> = <DriverOf<T> as drm::Driver>::File;
 
 /// The size of a record in bytes.
 const RECORD: usize = size_of::<uapi::drm_peer_attachment>();
-/// The longest record that a caller may pass.
+/// The longest record accepted from a caller.
 const RECORD_MAX: usize = 4096;
 
 // Later versions only append to the record.
 const _: () = assert!(RECORD >= uapi::DRM_PEER_ATTACHMENT_SIZE_VER0 as usize);
 
-// SAFETY: The structure has no padding: names, numbers of 32 bits, and one of 64 bits at a multiple
-// of 8.
+// SAFETY: The structure has no padding: it consists of names, 32-bit numbers and one 64-bit number
+// at a multiple of 8.
 unsafe impl AsBytes for uapi::drm_peer_attachment {}
 
 /// Returns `EINVAL` unless `ok`.
@@ -89,8 +89,7 @@ fn check(ok: bool) -> Result {
     }
 }
 
-/// Checks the record size of a caller, which may know a later version of the record or an earlier
-/// one.
+/// Checks the record size of a caller, which may know an earlier or a later version of the record.
 ///
 /// # Examples
 ///
@@ -108,7 +107,7 @@ fn check(ok: bool) -> Result {
 ///
 /// `EINVAL` if no version of the record has this size.
 pub fn entry_size(size: u32) -> Result<usize> {
-    // CAST: On all machines an `usize` has 32 bits at least.
+    // CAST: A `usize` has at least 32 bits on all machines.
     let size = size as usize;
 
     check(size >= uapi::DRM_PEER_ATTACHMENT_SIZE_VER0 as usize)?;
@@ -133,9 +132,9 @@ fn record(info: &AttachmentInfo, now: Instant<Monotonic>) -> uapi::drm_peer_atta
     }
 }
 
-/// Writes as many records as there is room for, one every `entry` bytes.
+/// Writes as many records as fit, one every `entry` bytes.
 ///
-/// Neither generic nor inlined, so that drivers have no copy of the function.
+/// Neither generic nor inlined, so drivers have no copy of the function.
 #[inline(never)]
 fn write_records(
     list: &[AttachmentInfo],
@@ -162,8 +161,8 @@ fn write_records(
     Ok(())
 }
 
-/// Serves an ioctl with `struct drm_peer_attachments`: lists the importers that are attached to an
-/// object, and those that were refused.
+/// Serves an ioctl with `struct drm_peer_attachments`: lists the attached and the refused importers
+/// of an object.
 ///
 /// # Errors
 ///
@@ -186,12 +185,12 @@ where
         let _guard = dev.registration_guard().ok_or(ENODEV)?;
         let obj = Object::<T>::lookup_handle(file, args.handle)?;
 
-        // The other importers of an imported buffer are known to its exporter only.
+        // Only the exporter of an imported buffer knows its other importers.
         check(obj.imported().is_none())?;
         listing::<T>(&*obj)?
     };
 
-    // An unplug of any device waits for the section, and a page fault may wait for userspace.
+    // An unplug of any device waits for the section and a page fault may wait for userspace.
     write_records(&list, entry, args)?;
     args.inode = inode;
     Ok(0)
@@ -308,7 +307,7 @@ pub fn explain(decision: &Decision, args: &mut uapi::drm_peer_query) {
     }
 }
 
-/// Serves an ioctl with `struct drm_peer_query`: returns what an importer would get.
+/// Serves an ioctl with `struct drm_peer_query`: returns the expected outcome for an importer.
 ///
 /// # Errors
 ///
@@ -372,8 +371,8 @@ where
     Ok(0)
 }
 
-/// Serves an ioctl with `struct drm_peer_flush`: makes what peers have written to an object visible
-/// to work of the device, and returns whether that is necessary.
+/// Serves an ioctl with `struct drm_peer_flush`: makes peer writes to an object visible to work of
+/// the device and returns whether this is necessary.
 ///
 /// # Errors
 ///

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The exporter of a buffer: its client and its process, as they were at the export.
+//! The exporter of a buffer: its client and process as of the export.
 //!
-//! The process may be gone, or have passed its file descriptors to others, while importers still
-//! use the buffer; an operator has to find out where the buffer came from.
+//! The process may exit or pass its file descriptors to others while importers still use the
+//! buffer. An operator has to find out the origin of the buffer.
 
 use super::{
     importers::cut,
@@ -32,12 +32,12 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// A client, an open file of a DRM device, at the time when an object was exported.
+/// A client (an open file of a DRM device) at the time of an export.
 #[derive(Clone, Copy)]
 pub struct Client {
-    /// The number of the client, as `drm-client-id` in fdinfo; 0 if there is no client.
+    /// The number of the client, as `drm-client-id` in fdinfo. 0 if there is no client.
     pub id: u64,
-    /// The name that the client has given itself, as `drm-client-name` in fdinfo, truncated to fit.
+    /// The name set by the client itself, as `drm-client-name` in fdinfo. Truncated to fit.
     pub name: Name,
 }
 
@@ -50,12 +50,12 @@ impl Client {
 
     /// Returns the client of an open file.
     ///
-    /// Takes the mutex of the name of the client, and no other lock under it.
+    /// Takes the mutex of the client's name and no other lock under it.
     pub fn of<F: DriverFile>(file: &drm::File<F>) -> Self {
         let file = file.as_raw();
 
-        // SAFETY: The file is open. Its number does not change, and the mutex guards its name,
-        // which is null or a string.
+        // SAFETY: The file is open. Its number does not change. The mutex guards its name, which is
+        // null or a string.
         unsafe {
             let lock = &raw mut (*file).client_name_lock;
 
@@ -76,10 +76,10 @@ impl Client {
     }
 }
 
-/// The process that exported a buffer, or mapped an object for direct I/O.
+/// The process behind the export of a buffer or the mapping of an object for direct I/O.
 #[derive(Clone, Copy)]
 pub(in crate::drm::gem) struct Process {
-    /// The PID of the process, in the initial namespace.
+    /// The PID of the process in the initial namespace.
     pub(in crate::drm::gem) pid: Pid,
     /// The `comm` of the first thread of the process, NUL terminated.
     pub(in crate::drm::gem) comm: [u8; COMM_LEN],
@@ -93,9 +93,9 @@ impl Process {
     pub(in crate::drm::gem) fn current() -> Self {
         let task = current!();
         let leader = task.group_leader();
-        // SAFETY: The task is valid. The name may change meanwhile, so that the copy is a mixture
-        // of both names: as for `get_task_comm()` there is no lock, and the last byte is always
-        // NUL.
+        // SAFETY: The task is valid. The name may change during the copy, which may then be a
+        // mixture of both names. There is no lock, as for `get_task_comm()`, and the last byte is
+        // always NUL.
         let comm = unsafe { (&raw const (*leader.as_ptr()).comm).read_volatile() };
 
         Self {
@@ -108,13 +108,13 @@ impl Process {
 /// Exports the object behind a handle as `drm_gem_prime_handle_to_fd()` does, after `note` has
 /// recorded the client on it.
 ///
-/// If the handle is closed meanwhile and refers to another object then, the handle is looked up
-/// again, because `note` was not called for that object.
+/// If the handle is closed in between and reused for another object, the handle is looked up again:
+/// `note` was not called for this object.
 ///
 /// # Safety
 ///
-/// Called by the DRM core with a device and an open file of `D`, whose objects are of class `O`,
-/// and with a valid `fd`.
+/// Called by the DRM core with a valid `fd` and with a device and an open file of `D`, whose
+/// objects are of class `O`.
 pub(in crate::drm::gem) unsafe fn handle_to_fd<D, O>(
     dev: *mut bindings::drm_device,
     file: *mut bindings::drm_file,
@@ -128,9 +128,9 @@ where
     O: IntoGEMObject + AlwaysRefCounted,
 {
     from_result(|| {
-        // The file descriptor is reserved first, because the export is not undone if there is none.
+        // The file descriptor is reserved first because the export is not undone if there is none.
         let number = FileDescriptorReservation::get_unused_fd_flags(flags)?;
-        // SAFETY: The file is open, and that of `D`.
+        // SAFETY: The file is open and of `D`.
         let client = unsafe { drm::File::from_raw(file) };
 
         let buf = loop {
@@ -168,14 +168,14 @@ where
     })
 }
 
-/// Returns whether a dma-buf belongs to an object: the object was exported as it, or imported from
+/// Returns whether a dma-buf belongs to an object: the object was exported as it or imported from
 /// it.
 fn is_buffer_of<O: IntoGEMObject>(buf: &DmaBuf, obj: &O) -> bool {
     let gem = obj.as_raw();
 
-    // SAFETY: The object is valid. Its attachment does not change, and is valid as long as the
-    // object is. The object may forget its dma-buf meanwhile, because the last handle was closed:
-    // then the pointer, which is only compared, is null.
+    // SAFETY: The object is valid. Its attachment does not change and is valid as long as the
+    // object is. The object may forget its dma-buf in between because the last handle was closed.
+    // Then the pointer is null; it is only compared.
     unsafe {
         let attachment = (*gem).import_attach;
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The decisions about an importer: peer-to-peer memory, system memory or a refusal when it
-//! attaches, and the place of the object when it pins or maps it.
+//! The decisions about an importer: peer-to-peer memory, system memory or a refusal at the attach,
+//! and the place of the object for a pin or a map.
 //!
-//! Pure functions of the [`Facts`] about the importer and the object, and of the [`Situation`] in
-//! which the object is used.
+//! Pure functions of the [`Facts`] about the importer and the object and of the [`Situation`] at a
+//! use of the object.
 
 use super::{
     Path,
@@ -56,11 +56,11 @@ impl Outcome {
         }
     }
 
-    /// Returns what the attach of the importer returns.
+    /// Returns the result of the importer's attach.
     ///
     /// # Errors
     ///
-    /// `EDQUOT` if the limit of pinned VRAM is reached, and `EOPNOTSUPP` for all other refusals.
+    /// `EDQUOT` if the limit of pinned VRAM is reached and `EOPNOTSUPP` for all other refusals.
     pub const fn result(self) -> Result {
         match (self.path, self.reason) {
             (Path::Refused, Reason::Quota) => Err(EDQUOT),
@@ -70,7 +70,7 @@ impl Outcome {
     }
 }
 
-/// The facts about an importer, and about the object that it wants to attach to.
+/// The facts about an importer and the object that it attaches to.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
     /// The exporting device is suspended.
@@ -81,23 +81,23 @@ pub struct Facts {
     pub inside_bar: bool,
     /// Where the object may live.
     pub domain: Domain,
-    /// Importers get the object in VRAM or not at all, see
+    /// The object is exported in VRAM only: see
     /// [`PeerObject::vram_or_fail`](super::PeerObject::vram_or_fail).
     pub vram_or_fail: bool,
-    /// Peers cannot read the object in VRAM as it is, see
+    /// Peers cannot read the object in VRAM as it is: see
     /// [`PeerObject::is_encoded`](super::PeerObject::is_encoded).
     pub encoded: bool,
-    /// Where the object is pinned, if it is.
+    /// Where the object is pinned. [`None`] if it is not.
     pub pinned: Option<MemType>,
-    /// The importer cannot be revoked, and the device does not give VRAM to such importers, see
+    /// The importer is not revocable and the device gives no VRAM to such importers: see
     /// [`Unrevocable::Refuse`](super::Unrevocable::Refuse).
     pub unrevocable: bool,
 }
 
-/// Decides what an importer gets.
+/// Decides the outcome for an importer.
 ///
-/// A pure function, so that all combinations can be tested. If several reasons apply, the reason of
-/// the route comes first, see [`Route::path`]. Userspace must not rely on that order.
+/// A pure function, so all combinations can be tested. If several reasons apply, the reason of the
+/// route comes first: see [`Route::path`]. Userspace must not rely on this order.
 ///
 /// # Examples
 ///
@@ -181,20 +181,20 @@ pub fn decide(facts: &Facts) -> Outcome {
     }
 }
 
-/// What an importer is about to do with an object.
+/// The use of an object by an importer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// To pin it: it stays where it is then, so other objects are evicted for it.
+    /// A pin: the object stays in its place from then on, so other objects are evicted for it.
     Pin,
-    /// To map it: it may move later, so VRAM is given to it only if that evicts no object of which
-    /// the device has more need.
+    /// A map: the object may move later. It therefore gets VRAM only if this evicts no object that
+    /// the device needs more.
     Map,
 }
 
-/// The situation of an object that an importer uses.
+/// The situation of an object in use by an importer.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation {
-    /// What the attach of the importer decided.
+    /// The outcome of the importer's attach.
     pub attached: Outcome,
     /// All importers of the object reach it in VRAM.
     pub all_peers: bool,
@@ -206,9 +206,9 @@ pub struct Situation {
     pub vram_or_fail: bool,
     /// Where the object is.
     pub state: State,
-    /// The device is active, and stays so for the time being.
+    /// The device is active and stays active for the time being.
     pub active: bool,
-    /// The last importer that mapped the object in VRAM found the aperture full.
+    /// The last importer to map the object in VRAM found the aperture full.
     pub no_window: bool,
     /// A peer got system memory because the device was suspended.
     pub was_suspended: bool,
@@ -217,11 +217,11 @@ pub struct Situation {
 /// Where an object is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
-    /// The kind of memory, or [`None`] if it has none yet.
+    /// The kind of memory. [`None`] if it has none yet.
     pub mem_type: Option<MemType>,
-    /// It cannot move: it is pinned, or its class never moves.
+    /// It cannot move: it is pinned or its class never moves.
     pub pinned: bool,
-    /// It is in VRAM where peers see it, or can see it through a window.
+    /// It is in peer-visible VRAM or can become visible through a window.
     pub visible: bool,
 }
 
@@ -240,8 +240,8 @@ pub enum Placement {
     Stay,
     /// The object is moved.
     Move {
-        /// Where to. [`Domain::Either`] is VRAM that is free, or has objects of less use, and else
-        /// system memory.
+        /// Where to. [`Domain::Either`] is VRAM if some is free or has less useful objects, and
+        /// otherwise system memory.
         to: Domain,
         /// Where to if there is no room.
         or: Option<Domain>,
@@ -257,21 +257,21 @@ impl Placement {
 }
 
 impl Situation {
-    /// Returns whether importers get the object in VRAM or not at all.
+    /// Returns whether the object is exported in VRAM only.
     #[inline]
     pub fn needs_vram(&self) -> bool {
         self.vram_or_fail || self.domain == Domain::Vram
     }
 
-    /// Returns whether an object that is not pinned is where [`placement`] would move it, provided
-    /// that the device is active.
+    /// Returns whether an unpinned object is where [`placement`] would move it if the device is
+    /// active.
     #[inline]
     pub fn is_in_place(&self) -> bool {
         self.state.visible && self.domain != Domain::System && (self.needs_vram() || self.all_peers)
     }
 
-    /// Returns what the importer gets where the object is now, which may be worse than what its
-    /// attach decided.
+    /// Returns the importer's outcome in the present place of the object. It may be worse than the
+    /// outcome of the attach.
     pub fn outcome(&self) -> Outcome {
         let in_vram = self.state.is_in_vram();
 
@@ -300,10 +300,10 @@ impl Situation {
     }
 }
 
-/// Decides where an object has to be for an importer that is about to use it, so that all of its
-/// importers can use it.
+/// Decides the place of an object about to be used by an importer, so that all of its importers can
+/// use it.
 ///
-/// A pure function, as [`decide`].
+/// A pure function like [`decide`].
 ///
 /// # Examples
 ///
@@ -377,7 +377,7 @@ impl Situation {
 /// ```
 pub fn placement(s: &Situation, by: Use) -> Placement {
     if s.state.pinned {
-        // By an earlier importer, or by the driver itself.
+        // By an earlier importer or by the driver itself.
         let reached = if s.state.is_in_vram() {
             s.attached.path.is_peer()
         } else {
@@ -391,7 +391,7 @@ pub fn placement(s: &Situation, by: Use) -> Placement {
         };
     }
     if s.needs_vram() {
-        // Its peers keep the device active, and there are no other importers to serve.
+        // Its peers keep the device active and there are no other importers to serve.
         return if s.active {
             Placement::to(Domain::Vram)
         } else {
@@ -399,8 +399,8 @@ pub fn placement(s: &Situation, by: Use) -> Placement {
         };
     }
 
-    // If the next importer moved it to VRAM again, although others have mapped it in system memory
-    // for want of a window, two of them could move it to and fro for ever.
+    // Others may have mapped the object in system memory for want of a window. If the next importer
+    // moved it to VRAM again, two of them could move it to and fro for ever.
     let lacks_window = s.no_window && s.mapped;
     if s.domain == Domain::System || !s.all_peers || !s.active || lacks_window {
         return Placement::to(Domain::System);
@@ -411,12 +411,12 @@ pub fn placement(s: &Situation, by: Use) -> Placement {
             to: Domain::Vram,
             or: Some(Domain::System),
         },
-        // An object that is in VRAM is not evicted to make room in system memory.
+        // An object already in VRAM is not evicted to make room in system memory.
         Use::Map => Placement::to(Domain::Either),
     }
 }
 
-/// Decides where an object in VRAM has to be, for an importer that has found no window to map it.
+/// Decides the place of an object in VRAM for an importer that has found no window to map it.
 pub fn placement_without_window(s: &Situation) -> Placement {
     let without = Situation {
         no_window: true,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The PRIME callbacks: the DRM core exports an object and imports a dma-buf by them.
+//! The PRIME callbacks for exports of objects and imports of dma-bufs by the DRM core.
 //!
 //! C header: [`include/drm/drm_prime.h`](srctree/include/drm/drm_prime.h)
 
@@ -65,21 +65,20 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
 
     let raw = obj.as_raw();
 
-    // An importer would lock all objects that share the reservation.
+    // An importer would lock all objects sharing the reservation.
     // SAFETY: The object is valid.
     if unsafe { (*raw).resv != &raw mut (*raw)._resv } {
         return Err(EPERM);
     }
 
-    // An exported object is moved out of VRAM when the device is suspended the next time, so that
-    // importers, which cannot resume the device, reach it. It cannot be moved while the device is
-    // suspended.
+    // The next suspend of the device moves an exported object out of VRAM, because importers cannot
+    // resume the device. The object cannot be moved while the device is suspended.
     let _runtime_guard = (obj.domain() != Domain::System)
         .then(|| runtime_guard(obj))
         .transpose();
 
-    // The DRM core keeps the dma-buf of an object that has handles. If a dma-buf is still used
-    // after the last handle was closed, it has to be imported again instead of exported.
+    // The DRM core keeps the dma-buf of an object with handles. A dma-buf still in use after the
+    // last handle was closed has to be imported again instead of exported.
     with_reserved(obj, true, |object| {
         if Object::<T>::exported(object).is_null() {
             Ok(())
@@ -97,17 +96,17 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
     let export = GemExport::<T>::new(obj, normal)?;
 
     // CAST: Flags of `open()` are not negative.
-    // SAFETY: The device is registered as long as there is the guard. The reservation is that of
-    // the object, which `export` keeps alive.
+    // SAFETY: The device is registered as long as the guard exists. The reservation is that of the
+    // object, which `export` keeps alive.
     let buf = unsafe {
         obj.vram()
             .exports()
             .export_with_resv(export, obj.size(), flags as u32, (*raw).resv)
     }?;
 
-    // An object that does not know its dma-buf would move without invalidating mappings, so this
-    // must not depend on whether the table of `T` has one address.
-    // SAFETY: The dma-buf was made above, of a `GemExport<T>`.
+    // An object that does not know its dma-buf would move without invalidating mappings. Therefore
+    // this must not depend on whether the table of `T` has one address.
+    // SAFETY: The dma-buf was created above from a `GemExport<T>`.
     let export = unsafe { assume_exporter_of::<GemExport<T>>(&buf) };
     // SAFETY: There is a reference to the dma-buf, so its file and the inode of the file are valid.
     let inode = unsafe { (*(*(*buf.as_raw()).file).f_inode).i_ino };
@@ -120,7 +119,7 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
     })?;
 
     // As `drm_gem_dmabuf_export()` does: mappings of the dma-buf are mappings of the device.
-    // SAFETY: The dma-buf and the device are valid, and the file is not used by others yet.
+    // SAFETY: The dma-buf and the device are valid and the file is not used by others yet.
     unsafe { (*(*buf.as_raw()).file).f_mapping = (*(*(*raw).dev).anon_inode).i_mapping };
     Ok(buf)
 }
@@ -132,7 +131,7 @@ pub(in crate::drm::gem) unsafe extern "C" fn import_callback<T: PeerObject>(
     dev: *mut bindings::drm_device,
     buf: *mut bindings::dma_buf,
 ) -> *mut bindings::drm_gem_object {
-    // SAFETY: The dma-buf is valid for the time of the call.
+    // SAFETY: The dma-buf is valid during the call.
     let dma_buf = unsafe { DmaBuf::from_raw(buf) };
 
     if let Some(export) = exporter_of::<GemExport<T>>(dma_buf) {
@@ -144,10 +143,10 @@ pub(in crate::drm::gem) unsafe extern "C" fn import_callback<T: PeerObject>(
         }
     }
 
-    // SAFETY: The device is valid. Only a registered device has files, and so imports.
+    // SAFETY: The device is valid. Only a registered device has files and so imports.
     let dev: &drm::Device<T::Driver, drm::Ioctl> = unsafe { drm::Device::from_raw(dev) };
-    // SAFETY: The class of objects lets the core import only with the device lock held, and a
-    // driver bound.
+    // SAFETY: The class of objects lets the core import only with the device lock held and a driver
+    // bound.
     match unsafe { Object::<T>::import(dev, dma_buf.into()) } {
         // The caller gets the reference.
         Ok(obj) => {

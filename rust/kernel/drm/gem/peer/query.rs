@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Queries: what an importer would get if it attached.
+//! Queries: the outcome an importer would get from an attach.
 //!
-//! The answer is that of [`decide`](super::decide) about the same facts that an attach collects, so
-//! the attach has the same outcome, unless something changes in between.
+//! [`decide`](super::decide) answers from the same facts that an attach collects. The attach has
+//! the same outcome unless something changes in between.
 //!
 //! # Locking
 //!
@@ -48,11 +48,11 @@ use crate::{
 
 type Device<T> = drm::Device<<T as DriverObject>::Driver, Registered>;
 
-/// The class of an importer: the facts that decide about it, except for its place in the machine.
+/// The class of an importer: all facts about it except its place in the machine.
 ///
 /// # Invariants
 ///
-/// A static importer, one without [`flags::DYNAMIC`], has no other flag.
+/// A static importer (without [`flags::DYNAMIC`]) has no other flag.
 ///
 /// # Examples
 ///
@@ -88,7 +88,7 @@ type Device<T> = drm::Device<<T as DriverObject>::Driver, Registered>;
 pub struct Class(u32);
 
 impl Class {
-    /// Makes a class of [`flags`].
+    /// Creates a class from [`flags`].
     ///
     /// # Errors
     ///
@@ -110,16 +110,16 @@ impl Class {
     }
 }
 
-/// An importer that attaches, or that may attach.
+/// An attaching or possible importer.
 #[derive(Clone, Copy)]
 pub struct Importer<'a> {
-    /// [`None`] for any device that is not a PCI device.
+    /// [`None`] for any non-PCI device.
     device: Option<&'a device::Device>,
     class: Class,
 }
 
 impl<'a> Importer<'a> {
-    /// Describes a device that may attach as an importer of a class.
+    /// Describes a device as a possible importer of a class.
     #[inline]
     pub const fn new(device: &'a device::Device, class: Class) -> Self {
         Self {
@@ -128,8 +128,7 @@ impl<'a> Importer<'a> {
         }
     }
 
-    /// Describes any device that is not a PCI device, and that may attach as an importer of a
-    /// class.
+    /// Describes any non-PCI device as a possible importer of a class.
     #[inline]
     pub const fn not_pci(class: Class) -> Self {
         Self {
@@ -138,7 +137,7 @@ impl<'a> Importer<'a> {
         }
     }
 
-    /// Describes the importer that attaches.
+    /// Describes the attaching importer.
     pub(super) fn of(req: &'a AttachRequest<'_>) -> Self {
         let mut class = 0;
 
@@ -152,7 +151,7 @@ impl<'a> Importer<'a> {
             }
         }
         // INVARIANT: The dma-buf core derives the last two flags from the callbacks of the
-        // importer, which only a dynamic importer has.
+        // importer. Only a dynamic importer has callbacks.
         Self::new(req.device(), Class(class))
     }
 
@@ -162,7 +161,7 @@ impl<'a> Importer<'a> {
         self.class.flags()
     }
 
-    /// Returns whether the importer cannot be revoked, and gets no VRAM because of that.
+    /// Returns whether the importer gets no VRAM because it is not revocable.
     pub(super) fn is_unrevocable(&self, holders: &Holders) -> bool {
         self.flags() & flags::REVOCABLE == 0 && holders.policy() == Unrevocable::Refuse
     }
@@ -187,17 +186,17 @@ impl<'a> Importer<'a> {
 /// The answer to a query.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
-    /// The outcome that an attach would have.
+    /// The expected outcome of an attach.
     pub outcome: Outcome,
-    /// PCI hops to the importer; [`None`] where there is no route or the importer is not PCI.
+    /// PCI hops to the importer. [`None`] if there is no route or the importer is not PCI.
     pub distance: Option<u32>,
-    /// The facts that decide the route; [`None`] if the importer is not PCI.
+    /// The facts that decide the route. [`None`] if the importer is not PCI.
     pub decision: Option<Decision>,
 }
 
-/// Returns what `importer` would get of `obj`, an object of `dev`.
+/// Returns the outcome of an attach of `importer` to `obj`, an object of `dev`.
 ///
-/// Resumes the device, if the object may be in VRAM, and takes the reservation of the object.
+/// Resumes the device if the object may be in VRAM. Takes the reservation of the object.
 ///
 /// # Errors
 ///
@@ -225,8 +224,8 @@ pub fn of_object<T: PeerObject>(
     })
 }
 
-/// Returns what `importer` would get of the VRAM of `dev`, for an object that importers get in VRAM
-/// or not at all, that the BAR shows, and that is neither pinned nor encoded.
+/// Returns the outcome for `importer` and an object in the VRAM of `dev`. The object is exported in
+/// VRAM only, visible through the BAR, not pinned and not encoded.
 ///
 /// Resumes the device.
 pub fn of_vram<T: PeerObject>(dev: &Device<T>, importer: &Importer<'_>) -> Answer {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! How an importer reaches an object, the reason why not peer to peer, and the order of its writes:
-//! the names and numbers of `drm_peer.h`.
+//! How an importer reaches an object, why not peer to peer, and the order of its writes: the names
+//! and numbers of `drm_peer.h`.
 //!
 //! C header: [`include/uapi/drm/drm_peer.h`](srctree/include/uapi/drm/drm_peer.h)
 
@@ -13,13 +13,13 @@ use crate::{
     uapi, //
 };
 
-/// How an importer reaches a buffer, `enum drm_peer_path`; without links, which no driver has.
+/// How an importer reaches a buffer: `enum drm_peer_path` without links, which no driver has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Path {
-    /// Peer to peer, by PCI bus address: both devices are below one switch or bridge.
+    /// Peer to peer by PCI bus address: both devices are below one switch or bridge.
     PeerBus = uapi::drm_peer_path_DRM_PEER_PATH_BUS,
-    /// Peer to peer through the host bridge, by IOVA where the importer is behind an IOMMU.
+    /// Peer to peer through the host bridge; by IOVA if the importer is behind an IOMMU.
     PeerHostBridge = uapi::drm_peer_path_DRM_PEER_PATH_HOST_BRIDGE,
     /// The importer is served from system memory.
     System = uapi::drm_peer_path_DRM_PEER_PATH_SYSTEM,
@@ -44,7 +44,7 @@ impl Path {
         }
     }
 
-    /// Returns the value that stands for the path in the uAPI.
+    /// Returns the uAPI value of the path.
     #[inline]
     pub const fn code(self) -> u32 {
         // CAST: The values are small.
@@ -62,12 +62,12 @@ impl From<PeerPath> for Path {
     }
 }
 
-/// Why an importer does not get peer-to-peer memory, `enum drm_peer_reason`.
+/// Why an importer does not get peer-to-peer memory: `enum drm_peer_reason`.
 ///
-/// The reasons 1 to 5, 9 and 11 lead to system memory if the object may live there, and else to a
-/// refusal. So does 10, but only at a map. The reasons 6 to 8 are about where the object is, and
-/// lead to system memory. The others refuse; an importer that could have peer-to-peer memory gets
-/// system memory if the object is pinned there.
+/// Reasons 1 to 5, 9 and 11 lead to system memory if the object may live there and otherwise to a
+/// refusal. So does 10, but only at a map. Reasons 6 to 8 are about the place of the object and
+/// lead to system memory. The others are refusals; an importer eligible for peer-to-peer memory
+/// gets system memory if the object is pinned there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reason {
@@ -79,7 +79,7 @@ pub enum Reason {
     NotPci = uapi::drm_peer_reason_DRM_PEER_REASON_NOT_PCI,
     /// PCI has no permitted route between both devices.
     NoRoute = uapi::drm_peer_reason_DRM_PEER_REASON_NO_ROUTE,
-    /// The object is not inside the part of VRAM that the BAR shows.
+    /// The object is not inside the part of VRAM visible through the BAR.
     OutsideBar = uapi::drm_peer_reason_DRM_PEER_REASON_OUTSIDE_BAR,
     /// The exporting device is suspended.
     Suspended = uapi::drm_peer_reason_DRM_PEER_REASON_SUSPENDED,
@@ -87,14 +87,14 @@ pub enum Reason {
     OtherImporter = uapi::drm_peer_reason_DRM_PEER_REASON_OTHER_IMPORTER,
     /// There is no room in VRAM.
     NoVram = uapi::drm_peer_reason_DRM_PEER_REASON_NO_VRAM,
-    /// The object was made to live in system memory.
+    /// The object was created to live in system memory.
     SystemOnly = uapi::drm_peer_reason_DRM_PEER_REASON_SYSTEM_ONLY,
-    /// The importer cannot be revoked, and the exporting device gives no VRAM, or no more VRAM, to
+    /// The importer is not revocable and the exporting device gives no VRAM, or no more VRAM, to
     /// such importers.
     NotRevocable = uapi::drm_peer_reason_DRM_PEER_REASON_NOT_REVOCABLE,
-    /// The aperture through which peers see VRAM is full of windows.
+    /// The aperture for peer access to VRAM is full of windows.
     NoWindow = uapi::drm_peer_reason_DRM_PEER_REASON_NO_WINDOW,
-    /// Peers cannot read the object in VRAM, because it is compressed or encrypted there.
+    /// Peers cannot read the object in VRAM because it is compressed or encrypted there.
     Encoded = uapi::drm_peer_reason_DRM_PEER_REASON_ENCODED,
     /// The object is pinned where the importer cannot reach it.
     PinnedElsewhere = uapi::drm_peer_reason_DRM_PEER_REASON_PINNED_ELSEWHERE,
@@ -152,7 +152,7 @@ impl Reason {
         }
     }
 
-    /// Returns the value that stands for the reason in the uAPI.
+    /// Returns the uAPI value of the reason.
     #[inline]
     pub const fn code(self) -> u32 {
         // CAST: The values are small.
@@ -160,20 +160,20 @@ impl Reason {
     }
 }
 
-/// When work of a device reads what a peer has written to VRAM.
+/// When work of a device sees the writes of a peer to VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Order {
-    /// When it is queued after [`flush_writes`](super::flush_writes), as engines do not read VRAM
-    /// through the BAR.
+    /// When it is queued after [`flush_writes`](super::flush_writes), because engines do not read
+    /// VRAM through the BAR.
     Flush = uapi::drm_peer_order_DRM_PEER_ORDER_FLUSH,
-    /// When it is queued after the peer has reported that it is done: all work reads VRAM through
-    /// the BAR, behind the writes of peers.
+    /// When it is queued after the peer has reported completion: all work reads VRAM through the
+    /// BAR behind the writes of peers.
     Report = uapi::drm_peer_order_DRM_PEER_ORDER_REPORT,
 }
 
 impl Order {
-    /// Returns the value that stands for it in the uAPI.
+    /// Returns the uAPI value of the order.
     #[inline]
     pub const fn code(self) -> u32 {
         // CAST: The values are small.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The tracepoints of objects that peers access.
+//! The tracepoints of peer-accessible objects.
 //!
-//! The functions are neither generic nor inlined, so that their callers, which are instantiated in
-//! modules, need no symbol of the tracepoints. A tracepoint that is off costs a call.
+//! The functions are neither generic nor inlined. Their callers are instantiated in modules and so
+//! need no symbol of the tracepoints. A disabled tracepoint costs a call.
 //!
 //! C header: [`include/trace/events/drm_peer.h`](srctree/include/trace/events/drm_peer.h)
 
@@ -36,7 +36,7 @@ pub(crate) enum Act {
 }
 
 /// The C side of the tracepoints.
-// The arguments of the macro are the parameters of the functions that it makes, which are unsafe.
+// The arguments of the macro are the parameters of its functions, which are unsafe.
 #[allow(clippy::macro_metavars_in_unsafe)]
 mod raw {
     use crate::{
@@ -136,7 +136,7 @@ fn errno(ret: Result) -> c_int {
     }
 }
 
-/// Returns whether `act` is traced. This is cheaper than to collect the arguments of the
+/// Returns whether `act` is traced. This is cheaper than collecting the arguments of the
 /// tracepoint.
 #[inline(never)]
 pub(crate) fn is_on(act: Act) -> bool {
@@ -167,7 +167,7 @@ pub(crate) fn is_on(act: Act) -> bool {
     }
 }
 
-/// Traces that an importer does, or tries to do, `act`. `path` and `reason` are codes of the peer
+/// Traces an actual or attempted `act` of an importer. `path` and `reason` are codes of the peer
 /// layer.
 #[inline(never)]
 pub(crate) fn importer(
@@ -195,7 +195,7 @@ pub(crate) fn importer(
     }
 }
 
-/// Traces that the mappings of an object in `placement`, a `TTM_PL_*`, are invalidated.
+/// Traces the invalidation of the mappings of an object in `placement`, a `TTM_PL_*`.
 #[inline(never)]
 pub(crate) fn invalidate(subject: Subject<'_>, placement: u32) {
     let Subject { exporter, id, size } = subject;
@@ -204,7 +204,7 @@ pub(crate) fn invalidate(subject: Subject<'_>, placement: u32) {
     unsafe { raw::drm_peer_invalidate(exporter.as_raw(), id, size, placement) }
 }
 
-/// Traces that an object was moved, or stays where it is because of an error.
+/// Traces a successful or failed move of an object.
 #[inline(never)]
 pub(crate) fn moved(subject: Subject<'_>, from: u32, to: u32, evict: bool, ret: Result) {
     let Subject { exporter, id, size } = subject;

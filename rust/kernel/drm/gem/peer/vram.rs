@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The VRAM of a DRM device: the BAR that shows it, the objects in it, and what of it is exported.
+//! The VRAM of a DRM device: its BAR, its objects and its exports.
 
 use super::{
     export::GemExport,
@@ -61,10 +61,10 @@ type DriverOf<T> = <T as DriverObject>::Driver;
 /// The parent of the DRM device of a driver.
 pub type ParentOf<T> = <DriverOf<T> as drm::Driver>::ParentDevice<Bound>;
 
-/// A device that can be the parent of a DRM device with VRAM: the PCI device, or an auxiliary
-/// device of the driver of the PCI device.
+/// A possible parent of a DRM device with VRAM: the PCI device or an auxiliary device of the PCI
+/// device's driver.
 ///
-/// The PCI device is bound for as long as the parent is.
+/// The PCI device is bound as long as the parent is.
 pub trait Parent: Sealed {
     /// Returns the PCI device.
     ///
@@ -96,10 +96,11 @@ impl Parent for auxiliary::Device<Bound> {
     }
 }
 
-/// Logs what the PCI driver leaves at a default that is wrong for VRAM.
+/// Logs defaults of the PCI driver that are wrong for VRAM.
 fn warn_of_defaults<T: PeerObject>(pdev: &pci::Device<Bound>) {
     let dev: &device::Device<Bound> = pdev.as_ref();
-    // SAFETY: The device is bound, so it has a driver, whose table of callbacks does not change.
+    // SAFETY: The device is bound and so has a driver. The driver's table of callbacks does not
+    // change.
     let pm = unsafe { (*(*dev.as_raw()).driver).pm.as_ref() };
     // SAFETY: The device is valid.
     let segment = unsafe { bindings::dma_get_max_seg_size(dev.as_raw()) };
@@ -118,7 +119,7 @@ fn warn_of_defaults<T: PeerObject>(pdev: &pci::Device<Bound>) {
     }
 }
 
-/// The VRAM of a DRM device, which a BAR shows, with its objects, and the list of exported buffers.
+/// The VRAM of a DRM device behind a BAR, with its objects and the list of exported buffers.
 ///
 /// A class of objects has one for each device.
 pub struct Vram<T: PeerObject> {
@@ -127,7 +128,7 @@ pub struct Vram<T: PeerObject> {
     bar: u32,
     start: u64,
     visible: u64,
-    /// The address of the DRM device, 0 until [`Self::start`].
+    /// The address of the DRM device. 0 until [`Self::start`].
     drm: Atomic<usize>,
     exports: ExportsHandle<GemExport<T>>,
     counters: Counters,
@@ -137,7 +138,7 @@ pub struct Vram<T: PeerObject> {
 }
 
 impl<T: PeerObject> Vram<T> {
-    /// Makes the VRAM of the PCI device of `parent`, which `allocator` allocates. The BAR `bar`
+    /// Creates the VRAM of the PCI device of `parent`. `allocator` allocates it, and the BAR `bar`
     /// shows the first `visible` bytes of it.
     ///
     /// # Errors
@@ -195,13 +196,13 @@ impl<T: PeerObject> Vram<T> {
     }
 
     /// Makes this the VRAM of `drm`, which is about to be registered, and the PCI device its DMA
-    /// device. `class` is what the class of objects has in the data of the DRM device.
+    /// device. `class` is the part of the class of objects in the data of the DRM device.
     ///
     /// [`Self::start`] follows.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `class` is not a part of the data of `drm`, or `drm` has another parent.
+    /// `EINVAL` if `class` is not in the data of `drm` or `drm` has another parent.
     pub(in crate::drm::gem) fn prepare<C>(
         &self,
         drm: &drm::UnregisteredDevice<T::Driver>,
@@ -212,7 +213,8 @@ impl<T: PeerObject> Vram<T> {
         // Only the data of the DRM device lives as long as the DRM device.
         let start = ptr::from_ref(data).addr();
         let inside = start..start + size_of_val(data);
-        // SAFETY: The parent of a DRM device never changes, nor does that of a registered device.
+        // SAFETY: The parent of a DRM device never changes, nor does the parent of a registered
+        // device.
         let parents = unsafe { [(*dev).dev, (*(*dev).dev).parent] };
 
         if !inside.contains(&ptr::from_ref(class).addr()) || !parents.contains(&self.owner.as_raw())
@@ -221,7 +223,7 @@ impl<T: PeerObject> Vram<T> {
             return Err(EINVAL);
         }
 
-        // SAFETY: Both devices are valid, and the DRM device is not in use yet: it keeps the other
+        // SAFETY: Both devices are valid and the DRM device is not in use yet. It keeps the other
         // one until after its data is dropped.
         unsafe { bindings::drm_dev_set_dma_dev(dev, self.owner.as_raw()) };
         Ok(())
@@ -232,17 +234,17 @@ impl<T: PeerObject> Vram<T> {
         self.drm.store(drm.as_raw().addr(), Release);
     }
 
-    /// Returns whether there may be objects of a DRM device.
+    /// Returns whether a DRM device may have objects.
     #[inline]
     pub(in crate::drm::gem) fn is_started(&self) -> bool {
         self.drm.load(Acquire) != 0
     }
 
-    /// Checks that there may be objects of `drm`.
+    /// Checks that `drm` may have objects.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if this is not the VRAM of `drm`, or if `drm` was never about to be registered.
+    /// `EINVAL` if this is not the VRAM of `drm` or `drm` was never about to be registered.
     pub(in crate::drm::gem) fn check(&self, drm: *mut bindings::drm_device) -> Result {
         if self.drm.load(Acquire) != drm.addr() {
             dev_err!(self.owner, "there are no objects before the registration\n");
@@ -251,12 +253,12 @@ impl<T: PeerObject> Vram<T> {
         Ok(())
     }
 
-    /// Maps the BAR, or what is the CPU's view of VRAM, into the kernel. `parent` is that of the
-    /// DRM device, and `name` is shown in `/proc/iomem`.
+    /// Maps the BAR, the CPU's view of VRAM, into the kernel. `parent` is the parent of the DRM
+    /// device. `name` is shown in `/proc/iomem`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `parent` is that of another device, and those of [`BarMapping::new`].
+    /// `EINVAL` if `parent` is that of another device, and the errors of [`BarMapping::new`].
     pub fn map_bar<'a>(
         &self,
         parent: &'a ParentOf<T>,
@@ -278,11 +280,11 @@ impl<T: PeerObject> Vram<T> {
     ///
     /// # Safety
     ///
-    /// The DRM device must be registered, or be unplugged with its registration data still there,
-    /// until the reference ends.
+    /// Until the reference ends, the DRM device must be registered, or unplugged with its
+    /// registration data still there.
     pub(in crate::drm::gem) unsafe fn exports(&self) -> &Exports<'static, GemExport<T>> {
-        // SAFETY: A DRM device is registered only while its parent is bound, and the PCI device is
-        // bound as well, see `Parent`. The list is closed at the end of an unplug.
+        // SAFETY: A DRM device is registered only while its parent and therefore the PCI device are
+        // bound: see `Parent`. The list is closed at the end of an unplug.
         unsafe { self.exports.assume_bound() }
     }
 
@@ -302,7 +304,7 @@ impl<T: PeerObject> Vram<T> {
         &self.allocator
     }
 
-    /// Returns the PCI device whose memory VRAM is.
+    /// Returns the PCI device of the VRAM.
     #[inline]
     pub(in crate::drm::gem) fn owner(&self) -> &device::Device {
         &self.owner
@@ -314,19 +316,19 @@ impl<T: PeerObject> Vram<T> {
         self.start
     }
 
-    /// Returns how much of VRAM the CPU and peers see, in bytes.
+    /// Returns the size of the VRAM visible to the CPU and peers in bytes.
     #[inline]
     pub fn visible(&self) -> u64 {
         self.visible
     }
 
-    /// Returns the counters of what importers got.
+    /// Returns the counters of outcomes for importers.
     #[inline]
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Returns the policy for importers that cannot be revoked, and what they have pinned.
+    /// Returns the policy for non-revocable importers and the amount they have pinned.
     #[inline]
     pub fn holders(&self) -> &Holders {
         &self.holders
@@ -343,7 +345,7 @@ impl<T: PeerObject> Vram<T> {
         self.moves.fetch_add(1, Relaxed);
     }
 
-    /// Returns a number for an object, which no other object gets.
+    /// Returns a unique number for an object.
     pub(in crate::drm::gem) fn number(&self) -> u64 {
         self.objects.lock().number()
     }
@@ -354,7 +356,7 @@ impl<T: PeerObject> Vram<T> {
     ///
     /// [`Self::remove`] must be called with the same `id` before the memory of the object is freed.
     pub(in crate::drm::gem) unsafe fn insert(&self, obj: &T::Class, id: u64, room: ObjectNode) {
-        // SAFETY: The object is valid, as it has a reference, and stays in memory until `remove`.
+        // SAFETY: The object has a reference and so is valid. It stays in memory until `remove`.
         unsafe {
             self.objects
                 .lock()
@@ -369,13 +371,13 @@ impl<T: PeerObject> Vram<T> {
 
     /// Returns the first object whose number is at least `id`.
     ///
-    /// To visit all objects, the caller goes on with the number after the returned one. Objects
-    /// that are made or freed meanwhile may be missed.
+    /// To visit all objects, the caller continues with the number after the returned one. Objects
+    /// created or freed meanwhile may be missed.
     pub fn object_from(&self, id: u64) -> Option<ARef<T::Class>> {
         let gem = self.objects.lock().get(id)?;
 
-        // SAFETY: The reference that was just taken belongs to the caller now. All objects on the
-        // list are of this class.
+        // SAFETY: The reference just taken belongs to the caller now. All objects on the list are
+        // of this class.
         Some(unsafe {
             let obj: &T::Class = IntoGEMObject::from_raw(gem.as_ptr());
             ARef::from_raw(obj.into())

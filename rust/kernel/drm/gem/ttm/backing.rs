@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The answers of objects that TTM moves to the questions of the export policy.
+//! The properties of TTM objects for the export policy.
 
 use super::{
     LockedObject,
@@ -139,7 +139,7 @@ unsafe impl<T: TtmObject> Backing for Object<T> {
             Place::VRAM.below(object.visible())
         };
         let [unused, own, last] = domain.places_in(vram);
-        // Importers wait for other devices rather than to get system memory.
+        // For importers, prefer a wait for other devices to system memory.
         let places: &[Place] = match domain {
             Domain::Either => &[unused, own, vram, last],
             _ => &[unused, own, last],

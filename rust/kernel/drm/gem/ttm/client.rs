@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The data of a client, which is an open file of the device.
+//! The data of a client: an open file of the device.
 //!
 //! C header: [`include/drm/drm_file.h`](srctree/include/drm/drm_file.h)
 
@@ -27,30 +27,29 @@ use crate::{
     }, //
 };
 
-/// How much of VRAM may be pinned, in percent of what the CPU and peers see of it, for
-/// [`Device::set_pin_shares`](super::Device::set_pin_shares). 100 and more is no limit.
+/// The share of VRAM that may be pinned, in percent of the VRAM visible to the CPU and peers, for
+/// [`Device::set_pin_shares`](super::Device::set_pin_shares). Values of 100 and more are no limit.
 ///
-/// What is pinned is seen at all times. So on a device with an
-/// [`Aperture`](crate::drm::gem::aperture::Aperture) these are the shares of its windows that stay,
-/// and the rest is for page faults and for importers that can be invalidated.
+/// Pinned VRAM is visible at all times. So on a device with an
+/// [`Aperture`](crate::drm::gem::aperture::Aperture) these are the shares of its windows that stay.
+/// The rest is for page faults and for importers that can be invalidated.
 pub struct PinShares {
     /// For all importers and clients together.
     pub all: u64,
     /// For one client.
     pub client: u64,
-    /// For importers that cannot be revoked.
+    /// For non-revocable importers.
     pub unrevocable: u64,
 }
 
-/// The VRAM that is pinned for one client.
+/// The VRAM pinned for one client.
 ///
-/// A driver keeps one in each open file, and returns it by [`TtmObject::pins`]. As long as an
-/// object is pinned in VRAM, its size is charged once, to the client that exported it, or to the
-/// client that mapped it for direct I/O if that came first. The pin itself comes from another
-/// device, which has no file. An object that never leaves VRAM is charged from its first handle to
-/// its end, to the client that got that handle, unless the client may lock memory
-/// (`CAP_IPC_LOCK`). The account stays with the object when the client is gone, and the limit of
-/// the device still applies.
+/// A driver keeps one in each open file and returns it from [`TtmObject::pins`]. While an object is
+/// pinned in VRAM, its size is charged once: to the exporting client, or to the client that mapped
+/// it for direct I/O if that came first. The pin itself comes from another device, which has no
+/// file. A VRAM-only object is charged from its first handle to its end, to the client that got
+/// this handle, unless the client may lock memory (`CAP_IPC_LOCK`). The account stays with the
+/// object when the client is gone, and the limit of the device still applies.
 pub struct PinAccount(Atomic<u64>);
 
 impl Default for PinAccount {
@@ -60,12 +59,12 @@ impl Default for PinAccount {
 }
 
 impl PinAccount {
-    /// Makes an account, to which nothing is charged.
+    /// Creates an account without charges.
     pub const fn new() -> Self {
         Self(Atomic::new(0))
     }
 
-    /// Returns how much VRAM is pinned, in bytes.
+    /// Returns how many bytes of VRAM are pinned.
     #[inline]
     pub fn pinned(&self) -> u64 {
         self.0.load(Relaxed)
@@ -88,12 +87,13 @@ impl PinAccount {
 /// An open file of the driver of `T`.
 pub type ClientOf<T> = drm::File<<<T as drm::gem::DriverObject>::Driver as drm::Driver>::File>;
 
-/// Prints for fdinfo how much memory the objects have to which `file` has handles. Returns how many
-/// bytes of them are in VRAM that the CPU and peers see, for a key of the driver.
+/// Prints for fdinfo the memory of the objects to which `file` has handles. Returns how many bytes
+/// of them are in VRAM visible to the CPU and peers, for a key of the driver.
 ///
 /// The regions are `vram0` and `system`. An object counts for the total of one of them: `vram0` if
-/// it may live there, else `system`. It is resident in the region where it is. System memory that
-/// may be swapped out is not resident. Mirrors `drm_show_memory_stats()`, which knows one region.
+/// it may live there and `system` otherwise. It is resident in the region of its placement. System
+/// memory that may be swapped out is not resident. Mirrors `drm_show_memory_stats()`, which knows
+/// one region.
 pub fn show_memory_stats<T: TtmObject>(file: &ClientOf<T>, p: &mut drm::Printer) -> u64 {
     let mut vram = bindings::drm_memory_stats::default();
     let mut system = bindings::drm_memory_stats::default();
@@ -112,7 +112,7 @@ pub fn show_memory_stats<T: TtmObject>(file: &ClientOf<T>, p: &mut drm::Printer)
         id += 1;
 
         let gem = gem.cast::<bindings::drm_gem_object>();
-        // SAFETY: The table has objects of the driver, which are of this class, and keeps them
+        // SAFETY: The table has objects of the driver, so they are of this class. It keeps them
         // while the lock is held.
         let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(gem) };
         let size = obj.size() as u64;
@@ -135,7 +135,7 @@ pub fn show_memory_stats<T: TtmObject>(file: &ClientOf<T>, p: &mut drm::Printer)
         };
         resident.resident += size;
         seen += obj.visible_bytes();
-        // SAFETY: The object is valid, and so is its reservation, which need not be held.
+        // SAFETY: The object and its reservation are valid. The reservation need not be held.
         if !unsafe { bindings::dma_resv_test_signaled((*gem).resv, READERS) } {
             resident.active += size;
         }
@@ -144,7 +144,7 @@ pub fn show_memory_stats<T: TtmObject>(file: &ClientOf<T>, p: &mut drm::Printer)
     unsafe { bindings::spin_unlock(&raw mut (*file).table_lock) };
 
     for (stats, region) in [(&vram, c"vram0"), (&system, c"system")] {
-        // SAFETY: The printer and the statistics are valid, and the string is NUL terminated.
+        // SAFETY: The printer and the statistics are valid. The string is NUL terminated.
         unsafe {
             bindings::drm_print_memory_stats(
                 p.as_raw(),
@@ -158,5 +158,5 @@ pub fn show_memory_stats<T: TtmObject>(file: &ClientOf<T>, p: &mut drm::Printer)
     seen
 }
 
-/// An object counts as active if it has fences that a reader would wait for.
+/// An object counts as active if it has fences that block a reader.
 const READERS: bindings::dma_resv_usage = bindings::dma_resv_usage_DMA_RESV_USAGE_READ;

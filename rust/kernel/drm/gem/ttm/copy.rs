@@ -2,13 +2,13 @@
 
 //! Copies of bytes between objects.
 //!
-//! The engine of the device makes the copy, after the earlier copies of the same client. The copy
-//! depends on the writes to the source and on all work on the target, of this device and of others.
-//! The fence of the copy is then in both reservations, so moves of the objects, and other devices,
-//! wait for it.
+//! The engine of the device does the copy after the earlier copies of the same client. The copy
+//! depends on the writes to the source and on all work on the target, both of this device and of
+//! others. The fence of the copy is then in both reservations: moves of the objects and other
+//! devices wait for it.
 //!
-//! An engine that does DMA reaches the buffer of another device by the addresses at which it is
-//! mapped for the device. The mapping is kept until the copy is done, which needs the driver's
+//! An engine that does DMA reaches the buffer of another device by the addresses of its mapping for
+//! the device. The mapping is kept until the copy is done. This needs the driver's
 //! [`Mappings`](crate::drm::gem::Mappings). For other engines the buffer is mapped into the kernel.
 //! dma-buf has no mapping of a part: a short copy may take as long as a copy of the whole buffer.
 //! Overlapping copies share one mapping. It ends soon after the last copy. Kept for the next copy
@@ -98,7 +98,7 @@ impl<T: TtmObject> Part<'_, T> {
     }
 
     /// Returns whether both are parts of the same memory: of one object, or of one buffer of
-    /// another device that was imported twice.
+    /// another device imported twice.
     fn is_same_memory(&self, other: &Self) -> bool {
         let buffer = |part: &Self| {
             part.object
@@ -114,12 +114,13 @@ impl<T: TtmObject> Part<'_, T> {
     const BY_DMA: bool =
         <T::Engine<'static, 'static> as Engine>::DMA && Object::<T>::CALLER.is_some();
 
-    /// Lets the CPU access the buffer of another device, and waits for the work that is in the way.
-    /// Returns `None` if the object belongs to this device, or if the CPU does not make the copy.
+    /// Lets the CPU access the buffer of another device and waits for conflicting work. Returns
+    /// `None` if the object belongs to this device or if the CPU does not do the copy.
     ///
     /// # Errors
     ///
-    /// `ERESTARTSYS` if a signal arrived, and the errors of the exporter.
+    /// - `ERESTARTSYS` if a signal arrived.
+    /// - The errors of the exporter.
     fn access(&self, dir: DataDirection) -> Result<Option<Arc<CpuAccess>>> {
         self.object
             .as_import()
@@ -128,7 +129,7 @@ impl<T: TtmObject> Part<'_, T> {
             .transpose()
     }
 
-    /// Returns the memory of the object. `locked` is the object, or an object with the same
+    /// Returns the memory of the object. `locked` is the object itself or another one with the same
     /// reservation.
     fn side(
         &self,
@@ -152,7 +153,7 @@ impl<T: TtmObject> Part<'_, T> {
         if !locked.resv().is_for(resv) {
             return Err(EINVAL);
         }
-        // SAFETY: Its reservation is held, and no other code uses it while `locked` is borrowed.
+        // SAFETY: Its reservation is held. No other code uses it while `locked` is borrowed.
         let mut locked = unsafe { LockedObject::assume(self.object) };
 
         if !matches!(locked.mem_type(), Some(MemType::Vram | MemType::Tt)) {
@@ -162,8 +163,8 @@ impl<T: TtmObject> Part<'_, T> {
         locked.check_content()?;
         locked.touch();
         let bo = locked.bo();
-        // SAFETY: The object is valid, and its reservation is held. It has a resource, and a `ttm`
-        // if the resource is system memory.
+        // SAFETY: The object is valid, and its reservation is held. It has a resource. It has a
+        // `ttm` if the resource is system memory.
         unsafe {
             if locked.mem_type() == Some(MemType::Tt) {
                 to_result(bindings::ttm_bo_populate(bo, &mut ctx.0))?;
@@ -172,7 +173,7 @@ impl<T: TtmObject> Part<'_, T> {
         }
     }
 
-    /// Returns the record of a loss of the content, or [`None`] if another device has the content.
+    /// Returns the record of a loss of the content or [`None`] if another device has the content.
     fn loss(&self) -> Option<Arc<Loss>> {
         let object = self.object;
 
@@ -182,23 +183,23 @@ impl<T: TtmObject> Part<'_, T> {
 
 /// Maps the buffer of another device for this one and for the kernel.
 ///
-/// The first mapping makes the exporter move the buffer to a place that this device reaches, as for
-/// a device that makes the copy itself; the second keeps it there, because the CPU makes the copy.
-/// The move may be under way: the copy depends on it.
+/// The first mapping makes the exporter move the buffer to memory reachable by this device, as for
+/// a device that does the copy itself. The second keeps it there, because the CPU does the copy.
+/// The move may be pending: the copy depends on it.
 fn vmapped(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) -> Result<Side> {
     import.map(resv)?;
     VmappedImport::new(access.clone(), resv).map(Side::Mapped)
 }
 
-/// Copies `size` bytes for the kernel, and returns the fence that signals when the copy is done.
+/// Copies `size` bytes for the kernel and returns the fence of the copy.
 ///
-/// As for a client ([`CopyArgs::serve`]), but the copy is one of the kernel's jobs, which go first
-/// and whose number is not bounded. It waits for the work of other devices on the objects with the
+/// As for a client ([`CopyArgs::serve`]), but the copy is one of the kernel's jobs. They go first,
+/// and their number is not bounded. It waits for the work of other devices on the objects with the
 /// reservations held, because the end of the ring waits for the copy.
 ///
 /// # Errors
 ///
-/// The errors of [`CopyArgs::serve`] that do not come from its arrays of fences.
+/// The errors of [`CopyArgs::serve`] except for those of its arrays of fences.
 ///
 /// # Examples
 ///
@@ -255,11 +256,11 @@ pub fn copy<T: TtmObject>(
     Ok(fence)
 }
 
-/// Checks the parts of a copy of `size` bytes, and returns their offsets, and the size.
+/// Checks the parts of a copy of `size` bytes and returns their offsets and the size.
 ///
 /// # Errors
 ///
-/// `EINVAL`, see [`CopyArgs::serve`].
+/// `EINVAL`: see [`CopyArgs::serve`].
 fn checked<T: TtmObject>(
     dev: &drm::Device<T::Driver>,
     from: &Part<'_, T>,
@@ -275,10 +276,10 @@ fn checked<T: TtmObject>(
     Ok((from_at, to_at, size))
 }
 
-/// Queues a copy of `size` bytes, which depends on `fences`: for `client`, see
-/// [`CopyArgs::serve`], or for the kernel, see [`copy`].
+/// Queues a copy of `size` bytes that depends on `fences`: either for `client`
+/// ([`CopyArgs::serve`]) or for the kernel ([`copy`]).
 ///
-/// `accesses` are those of the CPU to the source and to the target, if these are imports.
+/// `accesses` are those of the CPU to the source and to the target if these are imports.
 fn queue<T: TtmObject>(
     dev: &drm::Device<T::Driver, drm::Registered>,
     (from, to, size): (&Part<'_, T>, &Part<'_, T>, u64),
@@ -346,7 +347,7 @@ fn queue<T: TtmObject>(
         // `exec()` keeps the device active until this point.
         let runtime_guard = from.object.runtime_guard_if_active();
         // SAFETY: The parts were checked. Pages stay until the fence signals, because it is added
-        // to the reservation of their object, unless the submission fails.
+        // to the reservation of their object unless the submission fails.
         let blit = unsafe { Blit::new((from_side, from_at), (to_side, to_at), size) };
         let request = Request {
             work: Work::Copy(blit),
@@ -357,8 +358,8 @@ fn queue<T: TtmObject>(
             from: from.loss(),
             to: to.loss(),
         };
-        // The closure is called again only if there was no room for a fence, which is found before
-        // this point.
+        // The closure is called again only if there was no space for a fence, and this is found
+        // before this point.
         let client = match copies {
             Some(copies) => Some((copies, permit.take().ok_or(EAGAIN)?)),
             None => None,

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The files by which an operator moves objects, limits pins, and sees what all clients use.
+//! Files for an operator: they move objects, limit pins and show the memory use of all clients.
 //!
 //! A driver calls [`add_files`] in [`debugfs_init`](drm::Driver::debugfs_init). The files are:
 //!
-//! - `pin_limit`: how many bytes of VRAM may be pinned; can be written,
-//! - `client_pin_limit`: how many of these bytes may be charged to one client; can be written,
-//! - `move`: moves objects when it is written to,
-//! - `memory`: what all clients use together, see below. Clients must not see what others do, so
-//!   these numbers are for the administrator only.
+//! - `pin_limit`: how many bytes of VRAM may be pinned; writable.
+//! - `client_pin_limit`: how many of these bytes may be charged to one client; writable.
+//! - `move`: moves objects when written to.
+//! - `memory`: the use of all clients together, see below. Clients must not see the activity of
+//!   others, so these numbers are for the administrator only.
 //!
 //! # The file `memory`
 //!
 //! Each line is a name and a decimal number:
 //!
-//! - `free`: VRAM that is not allocated, in bytes,
-//! - `pinned`: VRAM that is charged as pinned, in bytes,
-//! - `referenced`: VRAM that no process maps for direct I/O any more, but that is not free because
-//!   direct I/O still accesses it, in bytes,
-//! - `quarantined`: VRAM that is not allocated before the next reset, because it could not be
-//!   cleared, in bytes,
-//! - `dma_mapped`: system memory that is mapped for the engines, in bytes,
-//! - `lost`: how many objects have lost their content because a job failed,
-//! - `done_again`: how many jobs the CPU made instead of an engine.
+//! - `free`: unallocated VRAM in bytes.
+//! - `pinned`: VRAM charged as pinned in bytes.
+//! - `referenced`: VRAM in bytes that no process maps for direct I/O any more, but that is not free
+//!   because direct I/O still accesses it.
+//! - `quarantined`: VRAM in bytes that could not be cleared and is not allocated before the next
+//!   reset.
+//! - `dma_mapped`: system memory mapped for the engines in bytes.
+//! - `lost`: how many objects have lost their content because a job failed.
+//! - `done_again`: how many jobs the CPU did instead of an engine.
 //!
 //! # Locking
 //!
@@ -125,11 +125,13 @@ impl<T: TtmObject> File for Move<T> {
 
     const NAME: &'static CStr = c"move";
 
-    /// `<id> vram` and `<id> system` move one object, and `evict` moves all objects that can leave
+    /// `<id> vram` and `<id> system` move one object. `evict` moves all evictable objects out of
     /// VRAM.
     ///
-    /// `ENOENT` if there is no such object, `EBUSY` if it is pinned, `EINVAL` if it may not live
-    /// there, `ENOSPC` if there is no room.
+    /// - `ENOENT` if there is no such object.
+    /// - `EBUSY` if it is pinned.
+    /// - `EINVAL` if it may not live there.
+    /// - `ENOSPC` if there is no space.
     fn write(dev: &Device<T>, text: &str) -> Result {
         let ttm = T::ttm(dev);
 
@@ -139,7 +141,7 @@ impl<T: TtmObject> File for Move<T> {
             while let Some(obj) = ttm.object_from(next) {
                 next = obj.id() + 1;
                 match force(&obj, MemType::Tt) {
-                    // The object is pinned, or has to stay in VRAM.
+                    // The object is pinned or has to stay in VRAM.
                     Err(e) if e == EBUSY || e == EINVAL => (),
                     ret => ret?,
                 }
@@ -200,7 +202,7 @@ fn force<T: TtmObject>(obj: &Object<T>, to: MemType) -> Result {
         .validate_patiently(&[place], &mut OpCtx::interruptible())
 }
 
-/// Reads a number that is at most `max`.
+/// Parses a number up to `max`.
 fn number_up_to(text: &str, max: u64) -> Result<u64> {
     let number = number(text)?;
 

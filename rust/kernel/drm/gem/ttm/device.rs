@@ -2,7 +2,7 @@
 
 //! The memory of a DRM device.
 //!
-//! TTM calls into this folder and into `drm/ttm/tt.rs` only.
+//! TTM calls only into this folder and into `drm/ttm/tt.rs`.
 //!
 //! C header: [`include/drm/ttm/ttm_device.h`](srctree/include/drm/ttm/ttm_device.h)
 
@@ -85,25 +85,25 @@ use core::{
     ptr, //
 };
 
-/// The memory of one DRM device, `struct ttm_device` with its managers.
+/// The memory of one DRM device: a `struct ttm_device` with its managers.
 ///
-/// It belongs into the data of the DRM device ([`drm::Driver::Data`]). Objects can be made when the
-/// registration data is made, and later. When the DRM device is registered, VRAM becomes a region
-/// of the cgroup controller `dmem`, called `drm/<device>/vram0`, and pinned VRAM is one called
-/// `drm/<device>/pinned`, until the DRM device is unplugged.
+/// It belongs in the data of the DRM device ([`drm::Driver::Data`]). Objects can be created from
+/// the creation of the registration data on. While the DRM device is registered, VRAM is a region
+/// of the cgroup controller `dmem`, called `drm/<device>/vram0`. Pinned VRAM is another region,
+/// called `drm/<device>/pinned`. Both end when the DRM device is unplugged.
 ///
 /// # Invariants
 ///
-/// Once `peers` is started, `bdev` is an initialized device with the managers `vram` and `tt`, of
-/// the DRM device whose data `self` is part of.
+/// Once `peers` is started, `bdev` is an initialized device with the managers `vram` and `tt`. It
+/// belongs to the DRM device whose data contains `self`.
 #[pin_data(PinnedDrop)]
 pub struct Device<T: TtmObject> {
     bdev: Opaque<bindings::ttm_device>,
     vram: VramManager,
     tt: TtManager,
-    /// VRAM as regions of the cgroup controller, to which objects in VRAM, and pins, are charged.
+    /// VRAM as regions of the cgroup controller. Objects in VRAM and pins are charged to them.
     regions: SetOnce<Regions>,
-    /// Bytes of VRAM that are pinned.
+    /// How many bytes of VRAM are pinned.
     pinned: Atomic<u64>,
     /// How many bytes may be pinned.
     pin_limit: Atomic<u64>,
@@ -113,14 +113,14 @@ pub struct Device<T: TtmObject> {
     validation: Pin<KBox<Validation>>,
     /// VRAM as peers see it.
     peers: Vram<T>,
-    /// The task in which the driver suspends or resumes the device, for which objects are moved, or
+    /// The task in which the driver suspends or resumes the device and objects are moved for it, or
     /// 0.
     pub(super) transition: Atomic<usize>,
     /// Objects have backups.
     pub(super) has_backups: Atomic<bool>,
     /// The windows through which peers and the CPU see objects.
     pub(super) windows: Windows,
-    /// Objects that are no longer mapped for direct I/O, whose pages still have references.
+    /// Objects no longer mapped for direct I/O whose pages still have references.
     pub(super) deferred: Deferred,
     #[pin]
     _pin: PhantomPinned,
@@ -150,22 +150,22 @@ impl<T: TtmObject> Device<T> {
         ..pin_init::zeroed()
     };
 
-    /// Makes the memory of the device `parent`, with one engine. `allocator` allocates VRAM, of
-    /// which the CPU and peers see the first `visible` bytes in the BAR `bar`.
+    /// Creates the memory of the device `parent` with one engine. `allocator` allocates VRAM. Its
+    /// first `visible` bytes are visible to the CPU and peers in the BAR `bar`.
     ///
-    /// `parent` is that of the DRM device: the PCI device, or an auxiliary device of it. The PCI
-    /// device, for which [`enable_p2pdma`](crate::pci::Device::enable_p2pdma) was called, becomes
-    /// the DMA device: it is kept active for VRAM, maps system memory, imports buffers, and is
-    /// named in the tracepoints and the cgroup controller.
+    /// `parent` is that of the DRM device: the PCI device or an auxiliary device of it. The PCI
+    /// device becomes the DMA device. [`enable_p2pdma`](crate::pci::Device::enable_p2pdma) must
+    /// have been called for it. It is kept active for VRAM, maps system memory and imports buffers.
+    /// The tracepoints and the cgroup controller use its name.
     ///
-    /// Objects are moved to where the CPU and peers see them when they are to be accessed, unless
-    /// there are windows: [`TtmObject::APERTURE`]. Initially half of VRAM may be pinned.
+    /// When objects are to be accessed, they are moved to memory visible to the CPU and peers,
+    /// unless there are windows: [`TtmObject::APERTURE`]. Initially half of VRAM may be pinned.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if there is no such BAR, if `visible` is more than it shows, or if `parent` is
-    ///   not prepared.
-    /// - `EOPNOTSUPP` if the engines do DMA, and the PCI device does not reach all system memory.
+    /// - `EINVAL` if there is no such BAR, if `visible` is more than it shows or if `parent` is not
+    ///   prepared.
+    /// - `EOPNOTSUPP` if the engines do DMA and the PCI device does not reach all system memory.
     /// - `ENAMETOOLONG` if the name of the driver has more than 31 bytes.
     /// - `ENOMEM` if memory runs out.
     pub fn new(
@@ -182,13 +182,14 @@ impl<T: TtmObject> Device<T> {
         Self::with_engines(parent, bar, visible, allocator, &[name])
     }
 
-    /// As [`Self::new`], with an engine for each of `names`, which name the contexts of their
-    /// fences.
+    /// As [`Self::new`] with an engine for each of `names`. The contexts of their fences have these
+    /// names.
     ///
     /// # Errors
     ///
-    /// - Those of [`Self::new`], and `EINVAL` if there is no name, `E2BIG` if there are more than
-    ///   [`MAX_ENGINES`](drm::ttm::MAX_ENGINES).
+    /// - `EINVAL` if there is no name.
+    /// - `E2BIG` if there are more than [`MAX_ENGINES`](drm::ttm::MAX_ENGINES).
+    /// - The errors of [`Self::new`].
     pub fn with_engines(
         parent: &ParentOf<T>,
         bar: u32,
@@ -226,12 +227,12 @@ impl<T: TtmObject> Device<T> {
         })
     }
 
-    /// Starts the memory management of `drm`, which is about to be registered.
+    /// Starts the memory management of `drm` right before its registration.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if [`TtmObject::ttm`] does not return a part of the data of `drm`, or `drm` has
-    ///   another parent than [`Self::new`] was given.
+    /// - `EINVAL` if [`TtmObject::ttm`] does not return a part of the data of `drm`, or if the
+    ///   parent of `drm` is not the one passed to [`Self::new`].
     /// - `ENOMEM` if memory runs out.
     pub(super) fn start(drm: &drm::UnregisteredDevice<T::Driver>) -> Result {
         let data: &<T::Driver as drm::Driver>::Data = drm;
@@ -241,8 +242,8 @@ impl<T: TtmObject> Device<T> {
         this.peers.prepare(drm, this)?;
 
         let bdev = this.bdev.get();
-        // SAFETY: Both devices are valid. `bdev` is zeroed. The DRM device outlives `bdev`, which is
-        // part of its data.
+        // SAFETY: Both devices are valid. `bdev` is zeroed. It is part of the data of the DRM
+        // device, so the DRM device outlives it.
         to_result(unsafe {
             bindings::ttm_device_init(
                 bdev,
@@ -254,9 +255,9 @@ impl<T: TtmObject> Device<T> {
             )
         })?;
 
-        // SAFETY: The device was just initialized, and `self` is pinned: the only constructor is a
+        // SAFETY: The device was just initialized. `self` is pinned: the only constructor is a
         // pin-initializer. `PinnedDrop` undoes it. The DMA device of a DRM device is valid as long
-        // as the DRM device, and the manager stays until the regions are dropped.
+        // as the DRM device. The manager stays until the regions are dropped.
         let regions = unsafe {
             this.vram.init::<T>(bdev);
             this.tt.init(bdev);
@@ -282,19 +283,19 @@ impl<T: TtmObject> Device<T> {
         Ok(())
     }
 
-    /// Removes the mappings of objects in processes, which are made again at the next access.
+    /// Removes the mappings of objects in processes until the next access.
     ///
     /// An access resumes the device. Sleeps. Mirrors `unmap_mapping_range()`.
     pub(super) fn zap_mappings(&self) {
         if self.peers.is_started() {
-            // SAFETY: By the type invariant the device is initialized; its mapping is that of the
-            // DRM device, which outlives it.
+            // SAFETY: By the type invariant the device is initialized. Its mapping is that of the
+            // DRM device, and the DRM device outlives it.
             unsafe { bindings::unmap_mapping_range((*self.bdev.get()).dev_mapping, 0, 0, 1) };
         }
     }
 
-    /// Ends the use of `drm`, which was unplugged: nothing gets VRAM any more, and engines reach no
-    /// system memory.
+    /// Ends the use of the unplugged device `drm`: no VRAM is allocated any more, and engines reach
+    /// no system memory.
     pub(super) fn unplugged(&self, drm: *mut bindings::drm_device) {
         if self.check(drm).is_ok() {
             self.unregister_regions();
@@ -312,13 +313,13 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `drm` is another device, or was never about to be registered.
+    /// `EINVAL` if `drm` is another device or was never about to be registered.
     pub(super) fn bdev(&self, drm: *mut bindings::drm_device) -> Result<*mut bindings::ttm_device> {
         self.check(drm)?;
         Ok(self.bdev.get())
     }
 
-    /// Returns the manager of VRAM, and the C structure.
+    /// Returns the manager of VRAM and the C structure.
     ///
     /// # Errors
     ///
@@ -330,10 +331,10 @@ impl<T: TtmObject> Device<T> {
         Ok((&self.vram, self.bdev.get()))
     }
 
-    /// Returns those of `places` that are large enough for `size` bytes.
+    /// Returns those of `places` large enough for `size` bytes.
     ///
-    /// TTM logs an error if an object exceeds a place, and evicts all objects from a place that is
-    /// too small before it goes on to the next.
+    /// TTM logs an error if an object exceeds a place. It evicts all objects from a too small place
+    /// before it goes on to the next.
     ///
     /// # Errors
     ///
@@ -356,63 +357,62 @@ impl<T: TtmObject> Device<T> {
         self.vram.allocator().size()
     }
 
-    /// Returns how much of VRAM is free, in bytes. Objects that wait for their deletion still have
+    /// Returns how many bytes of VRAM are free. Objects waiting for their deletion still have
     /// theirs.
     #[inline]
     pub fn vram_free(&self) -> u64 {
         self.vram.allocator().avail()
     }
 
-    /// Returns how much of VRAM is charged as pinned, see [`PinAccount`](super::PinAccount), in
-    /// bytes.
+    /// Returns how many bytes of VRAM are charged as pinned, see [`PinAccount`](super::PinAccount).
     #[inline]
     pub fn pinned(&self) -> u64 {
         self.pinned.load(Relaxed)
     }
 
-    /// Returns how much of VRAM may be pinned, in bytes.
+    /// Returns how many bytes of VRAM may be pinned.
     #[inline]
     pub fn pin_limit(&self) -> u64 {
         self.pin_limit.load(Relaxed)
     }
 
-    /// Changes how much of VRAM may be pinned. Objects that are pinned stay pinned.
+    /// Changes how many bytes of VRAM may be pinned. Pinned objects stay pinned.
     pub fn set_pin_limit(&self, bytes: u64) {
         self.pin_limit.store(bytes, Relaxed);
     }
 
-    /// Returns how many bytes of VRAM cannot be reused because pages of objects that are no longer
-    /// mapped for direct I/O still have references.
+    /// Returns how many bytes of VRAM cannot be reused because pages of objects no longer mapped
+    /// for direct I/O still have references.
     #[inline]
     pub fn referenced(&self) -> u64 {
         self.deferred.bytes()
     }
 
-    /// Changes how many bytes objects may have in [`Place::TT`]. Objects that are there stay.
+    /// Changes how many bytes objects may have in [`Place::TT`]. Objects already there stay.
     ///
-    /// Initially the only limit is that of TTM for all devices together. An object for which there
-    /// is no room takes the room of other objects, which are moved to [`Place::SYSTEM`]. One that is
-    /// larger than all of it can only go there when it is evicted from VRAM.
+    /// Initially the only limit is that of TTM for all devices together. If there is no space for
+    /// an object, other objects are moved to [`Place::SYSTEM`]. An object larger than the limit can
+    /// only go there when it is evicted from VRAM.
     pub fn set_tt_limit(&self, bytes: u64) {
         self.tt.set_limit(bytes);
     }
 
-    /// Returns how much of VRAM may be pinned for one client, in bytes.
+    /// Returns how many bytes of VRAM may be pinned for one client.
     #[inline]
     pub fn client_pin_limit(&self) -> u64 {
         self.client_pin_limit.load(Relaxed)
     }
 
-    /// Changes how much of VRAM may be pinned for one client, see [`PinAccount`]. Objects that are
-    /// pinned stay pinned. Initially the limit of a client is that of the device.
+    /// Changes how many bytes of VRAM may be pinned for one client, see [`PinAccount`]. Pinned
+    /// objects stay pinned. Initially the limit of a client is that of the device.
     ///
     /// [`PinAccount`]: super::PinAccount
     pub fn set_client_pin_limit(&self, bytes: u64) {
         self.client_pin_limit.store(bytes, Relaxed);
     }
 
-    /// Sets how much of VRAM may be pinned: the limits of all clients and of one, and the policy for
-    /// importers that cannot be revoked.
+    /// Sets how much of VRAM may be pinned: the limits of all clients and of one, and the policy
+    /// for non-revocable importers.
     pub fn set_pin_shares(&self, shares: &PinShares) {
         let size = self.visible();
         let bytes = |percent: u64| match percent {
@@ -429,17 +429,17 @@ impl<T: TtmObject> Device<T> {
         });
     }
 
-    /// Calls `f` to lock objects and to move them to where they are needed, with the device active.
+    /// Calls `f` to lock objects and move them to where they are needed, with the device active.
     ///
-    /// As [`Exec::run`], but if `f` finds no room it is called again a few times, alone on this
-    /// device, because tasks that evict at the same time can block each other and get the same
-    /// error. No reservation may be held.
+    /// As [`Exec::run`], with one difference. Tasks that evict at the same time can block each
+    /// other and get `ENOSPC`: if `f` finds no space, it is called again a few times, alone on this
+    /// device. No reservation may be held.
     ///
     /// # Errors
     ///
-    /// - `ENOSPC` if there is no room.
+    /// - `ENOSPC` if there is no space.
     /// - `ERESTARTSYS` if a signal arrived.
-    /// - Those of [`Exec::run`] and [`RuntimeGuard::new`].
+    /// - The errors of [`Exec::run`] and [`RuntimeGuard::new`].
     pub fn exec<R>(
         &self,
         flags: impl Into<Flags>,
@@ -450,7 +450,7 @@ impl<T: TtmObject> Device<T> {
         self.exec_as_is(flags, f)
     }
 
-    /// As [`Self::exec`], for a caller that keeps the device active, or does not need it.
+    /// As [`Self::exec`] for a caller that keeps the device active or does not need it.
     pub(super) fn exec_as_is<R>(
         &self,
         flags: impl Into<Flags>,
@@ -468,7 +468,7 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`RuntimeGuard::new`].
+    /// The errors of [`RuntimeGuard::new`].
     pub(super) fn runtime_guard(&self) -> Result<RuntimeGuard> {
         RuntimeGuard::new(self.owner())
     }
@@ -478,12 +478,13 @@ impl<T: TtmObject> Device<T> {
         self.object_from(id).filter(|obj| obj.id() == id)
     }
 
-    /// Charges `bytes` of VRAM that are about to be pinned, also to the cgroup of the current task.
+    /// Charges `bytes` of VRAM for an upcoming pin, also to the cgroup of the current task.
     ///
     /// # Errors
     ///
     /// - `EDQUOT` if the sum would exceed a limit.
-    /// - `ENODEV` if the device was unplugged, and `ENOMEM`.
+    /// - `ENODEV` if the device was unplugged.
+    /// - `ENOMEM` if memory runs out.
     pub(super) fn charge_pin(&self, bytes: u64) -> Result<Charge> {
         let group = self.regions.as_ref().ok_or(EINVAL)?.charge_pin(bytes)?;
 
@@ -491,7 +492,7 @@ impl<T: TtmObject> Device<T> {
         Ok(group)
     }
 
-    /// Returns whether there could be room in VRAM for `bytes`, if all objects that can leave did.
+    /// Returns whether there could be space in VRAM for `bytes` if all evictable objects left.
     ///
     /// Visits all objects, each for a short time: the answer is only true for a moment.
     pub(super) fn could_have_room(&self, bytes: u64) -> bool {
@@ -510,7 +511,7 @@ impl<T: TtmObject> Device<T> {
         true
     }
 
-    /// Undoes [`Self::charge_pin`], except for the cgroup, whose charge ends when it is dropped.
+    /// Undoes [`Self::charge_pin`] except for the cgroup. Its charge ends when it is dropped.
     pub(super) fn uncharge_pin(&self, bytes: u64) {
         self.pinned.fetch_sub(bytes, Relaxed);
     }
@@ -519,7 +520,7 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Safety
     ///
-    /// `bdev` must be the device of a `Self` that is valid for `'a`.
+    /// `bdev` must be the device of a `Self` valid for `'a`.
     pub(super) unsafe fn from_raw<'a>(bdev: *mut bindings::ttm_device) -> &'a Self {
         // SAFETY: By the safety requirements.
         unsafe { &*container_of!(Opaque::cast_from(bdev), Self, bdev) }
@@ -544,14 +545,14 @@ impl<T: TtmObject> PinnedDrop for Device<T> {
 
         let bdev = self.bdev.get();
 
-        // SAFETY: By the type invariant all of this was set up. Every object keeps the DRM device,
-        // and so `self`, until its last reference is gone; the remaining ones wait for their
-        // deletion, which the functions below do or wait for.
+        // SAFETY: By the type invariant all of this was set up. Every object keeps the DRM device
+        // and so `self` until its last reference is gone. The remaining objects wait for their
+        // deletion. The functions below delete them or wait for it.
         unsafe {
-            // There is no reclaim after this, and there are no more charges.
+            // There is no reclaim and no charge after this.
             self.unregister_regions();
             (*self.vram.as_raw()).cg = ptr::null_mut();
-            // The deletions wait for fences without a limit, and need the managers.
+            // The deletions wait for fences without a limit and need the managers.
             bindings::drain_workqueue((*bdev).wq);
             self.vram.fini(bdev);
             self.tt.fini(bdev);
@@ -560,8 +561,8 @@ impl<T: TtmObject> PinnedDrop for Device<T> {
     }
 }
 
-/// Where an object goes that leaves VRAM: if there is no room where devices can access it, to memory
-/// without a limit, in place of a wait for users of others.
+/// The destination of an object evicted from VRAM. If there is no space in device-accessible
+/// memory, it goes to memory without a limit rather than wait for the work of other users.
 static EVICT_VRAM: [Place; 2] = [
     Place::TT.evicting(Victims::Unused),
     Place::SYSTEM.fallback(),
@@ -570,9 +571,9 @@ static EVICT_TT: [Place; 1] = [Place::SYSTEM];
 
 /// # Safety
 ///
-/// All callbacks are called by TTM with objects of a [`Device`], with their reservation held. An
-/// object may be a ghost, which is left of an object that moved or is being deleted, and has only
-/// the fields of the C structure.
+/// All callbacks are called by TTM with reserved objects of a [`Device`]. An object may be a ghost:
+/// the remainder of an object that moved or is being deleted. It has only the fields of the C
+/// structure.
 pub(super) unsafe extern "C" fn tt_create_callback(
     bo: *mut bindings::ttm_buffer_object,
     page_flags: u32,
@@ -604,7 +605,7 @@ pub(super) unsafe extern "C" fn tt_destroy_callback(
     _bdev: *mut bindings::ttm_device,
     tt: *mut bindings::ttm_tt,
 ) {
-    // SAFETY: `tt_create_callback` made it, and it is not used any more.
+    // SAFETY: `tt_create_callback` created it, and it is not used any more.
     unsafe {
         bindings::ttm_tt_fini(tt);
         drop(KBox::from_raw(tt.cast::<Opaque<bindings::ttm_tt>>()));
@@ -637,9 +638,10 @@ unsafe extern "C" fn evict_flags_callback<T: TtmObject>(
 
 /// # Safety
 ///
-/// Called by TTM with an object of a device of `T`, which may be a ghost, with its reservation
-/// held, and a place that room is needed for, or null if any memory will do: if that of a cgroup is
-/// reclaimed, or for another user of VRAM, who may hold the `mmap_lock` of a process.
+/// Called by TTM with an object of a device of `T`, possibly a ghost, and with a place in need of
+/// space. The reservation of the object is held. The place is null if any memory will do: if the
+/// memory of a cgroup is reclaimed, or for another user of VRAM. This user may hold the `mmap_lock`
+/// of a process.
 unsafe extern "C" fn eviction_valuable_callback<T: TtmObject>(
     bo: *mut bindings::ttm_buffer_object,
     place: *const bindings::ttm_place,
@@ -663,10 +665,10 @@ unsafe extern "C" fn io_mem_reserve_callback<T: TtmObject>(
     bdev: *mut bindings::ttm_device,
     resource: *mut bindings::ttm_resource,
 ) -> c_int {
-    // SAFETY: The resource is valid and belongs to a valid object of the device, whose reservation
-    // is held. The device is that of a `Device<T>` whose cell does not change any more.
+    // SAFETY: The resource is valid and belongs to a valid, reserved object of the device. The
+    // device is that of a `Device<T>` whose cell does not change any more.
     unsafe {
-        // A fault has waited for the move by now, and inserts no page before this.
+        // A fault has waited for the move by now and inserts no page before this.
         if Object::<T>::from_bo((*resource).bo).is_some_and(|obj| obj.is_lost()) {
             return EIO.to_errno();
         }

@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Objects that processes map for direct I/O.
+//! Objects mapped by processes for direct I/O.
 //!
-//! An ordinary mapping of VRAM consists of page frames, which direct I/O refuses. The driver of a
-//! BAR with struct pages maps objects for which [`TtmObject::direct_io`] is true with these pages,
-//! so that a read or write with `O_DIRECT` lets the disk access VRAM, where there is a route.
+//! An ordinary mapping of VRAM consists of page frames, and direct I/O refuses them. The driver of
+//! a BAR with struct pages maps objects with these pages if [`TtmObject::direct_io`] is true. A
+//! read or write with `O_DIRECT` then lets the disk access VRAM if there is a route.
 //!
-//! An object is pinned in VRAM, and charged as a pin, from its first such mapping until the last
-//! mapping is gone and there is no reference to any of its pages any more. So a page that has a
-//! reference is neither moved nor used again, and a fault has nothing to wait for: the page that it
-//! inserts does not change.
+//! An object is pinned in VRAM and charged as a pin from its first such mapping until the last
+//! mapping and all references to its pages are gone. So a page with a reference is neither moved
+//! nor reused, and a fault has nothing to wait for: the page that it inserts does not change.
 //!
-//! An object that is unmapped while a disk still accesses it lingers: it keeps its VRAM, with a
-//! reference to itself, until a worker finds that the references are gone (see `deferred.rs`). An
-//! unplug removes the mappings, and then waits for the references, because the pages are freed when
-//! the driver is unbound. It holds no lock meanwhile: a task that has references to the first pages
-//! of a buffer may be about to fault the next ones in. A request that the disk has not begun then
-//! fails, so that no task waits for a page that never becomes available.
+//! An object unmapped while a disk still accesses it lingers: it keeps its VRAM and a reference to
+//! itself until a worker finds that the references to its pages are gone (see `deferred.rs`). An
+//! unplug removes the mappings and then waits for the references, because the pages are freed when
+//! the driver is unbound. It holds no lock meanwhile: a task with references to the first pages of
+//! a buffer may be about to fault the next ones in. A request not yet begun by the disk then fails,
+//! so no task waits for a page that never becomes available.
 //!
 //! # Adoption
 //!
@@ -41,8 +40,8 @@
 //!
 //! # Locking
 //!
-//! `mmap()`, and the last `munmap()`, take the reservation of the object, with the `mmap_lock`
-//! held. A fault takes no lock.
+//! `mmap()` and the last `munmap()` take the reservation of the object with the `mmap_lock` held. A
+//! fault takes no lock.
 //!
 //! C headers: [`include/linux/mm.h`](srctree/include/linux/mm.h),
 //! [`include/linux/page_ref.h`](srctree/include/linux/page_ref.h)
@@ -109,11 +108,11 @@ use core::{
     ptr::NonNull, //
 };
 
-/// The maximal number of pages that one fault maps.
+/// The maximal number of pages mapped by one fault.
 const FAULT_AROUND: usize = 16;
 /// How often an unplug checks whether references are gone.
 const PAUSE: Delta = Delta::from_millis(10);
-/// After how many milliseconds an unplug first reports the object that it waits for, and the
+/// The time in milliseconds before an unplug first reports an object that it waits for, and the
 /// maximal time between two reports.
 const REMIND_MS: i64 = 1000;
 const REMIND_MAX_MS: i64 = 10_000;
@@ -123,22 +122,22 @@ const REMIND_MAX_MS: i64 = 10_000;
 /// # Invariants
 ///
 /// - The reservation of the object guards `mapped`. It does not change while there are areas and
-///   the device is registered, so code that ensures both can read it without the reservation.
-/// - While `lingers` is set the object has a reference to itself.
+///   the device is registered. Code that ensures both can read it without the reservation.
+/// - While `lingers` is set, the object has a reference to itself.
 pub(super) struct Direct {
-    /// How many areas of processes there are.
+    /// The number of areas of processes.
     areas: Atomic<u64>,
     lingers: Atomic<bool>,
     mapped: UnsafeCell<Option<Mapped>>,
 }
 
-/// The state of an object while it is mapped, or lingers. The object is pinned.
+/// The state of an object while it is mapped or lingers. The object is pinned.
 struct Mapped {
-    /// [`None`] once the device is unplugged, and no page has a reference.
+    /// [`None`] once the device is unplugged and no page has a reference.
     live: Option<Live>,
     /// A runtime PM guard, because an access by a disk does not resume the device.
     runtime_guard: Option<RuntimeGuard>,
-    /// The process that mapped the object first.
+    /// The first process that mapped the object.
     process: Process,
 }
 
@@ -153,8 +152,8 @@ impl Direct {
 }
 
 impl<T: TtmObject> Object<T> {
-    /// Sets up the worker that checks objects which linger, if this object may be one. Called with
-    /// no lock held.
+    /// Sets up the worker for lingering objects if this object may become one. Called with no lock
+    /// held.
     ///
     /// # Errors
     ///
@@ -166,8 +165,8 @@ impl<T: TtmObject> Object<T> {
         // SAFETY: The object is valid.
         let dev = NonNull::new(unsafe { (*self.as_raw()).dev }).ok_or(EINVAL)?;
 
-        // SAFETY: The device is that of the object, whose memory is a part of it. An unplug calls
-        // `unplugging_callback()`.
+        // SAFETY: The device is that of the object and contains the memory of the object. An unplug
+        // calls `unplugging_callback()`.
         unsafe { self.ttm().deferred.prepare(dev, look::<T>) }
     }
 
@@ -182,18 +181,17 @@ impl<T: TtmObject> Object<T> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` for a private mapping, whose pages would be copied.
+    /// - `EINVAL` for a private mapping: its pages would be copied.
     /// - `EOPNOTSUPP` if the device has no struct pages.
     /// - `ENODEV` if it is not registered.
     /// - `EDQUOT` if no more VRAM may be pinned.
-    /// - `EBUSY` if the object is pinned where it has no pages.
-    /// - Those of [`LockedObject::validate`].
+    /// - `EBUSY` if the object is pinned in memory without struct pages.
+    /// - The errors of [`LockedObject::validate`].
     ///
     /// # Safety
     ///
-    /// `vma` must be the area of an `mmap()` of a file of the device that is under way. The caller
-    /// must have a reference to the object, which it puts on an error, and which the area owns
-    /// otherwise.
+    /// `vma` must be the area of an ongoing `mmap()` of a file of the device. The caller must have
+    /// a reference to the object. On an error the caller puts it; otherwise the area owns it.
     pub(super) unsafe fn map_direct(&self, vma: *mut bindings::vm_area_struct) -> Result {
         // SAFETY: As promised by the caller.
         let area = unsafe { VmaNew::from_raw(vma) };
@@ -222,18 +220,18 @@ impl<T: TtmObject> Object<T> {
         Ok(())
     }
 
-    /// Inserts the page that a fault asks for, and some pages that follow it.
+    /// Inserts the faulting page and some pages behind it.
     ///
     /// # Safety
     ///
-    /// `vmf` must be a fault in an area of the object, and `pages` those of its device, which is
-    /// registered until this returns.
+    /// `vmf` must be a fault in an area of the object. `pages` must be those of its device. The
+    /// device must stay registered until this returns.
     unsafe fn insert(
         &self,
         vmf: *mut bindings::vm_fault,
         pages: &BarPages<'_>,
     ) -> bindings::vm_fault_t {
-        // SAFETY: There is an area, and the device is registered, so the cell does not change.
+        // SAFETY: There is an area and the device is registered, so the cell does not change.
         let live = unsafe { (*self.direct.mapped.get()).as_ref() }.and_then(|it| it.live.as_ref());
         // SAFETY: The fault, its area and the object are valid.
         let (vma, first, address, flags) = unsafe {
@@ -272,7 +270,7 @@ impl<T: TtmObject> Object<T> {
                 break;
             };
             // SAFETY: The area has `VM_MIXEDMAP` and the address, and the page has a count. A page
-            // that cannot be inserted now is inserted when it is accessed.
+            // not inserted now is inserted when it is accessed.
             let _ = unsafe { bindings::vm_insert_page(vma, at, next) };
         }
         ret
@@ -280,21 +278,21 @@ impl<T: TtmObject> Object<T> {
 }
 
 impl<T: TtmObject> LockedObject<'_, Object<T>> {
-    /// Returns the cell, to write to it. Faults read it without the reservation, as long as there
-    /// are areas and the device is registered: then no code writes to it.
+    /// Returns the cell for writing. While there are areas and the device is registered, faults
+    /// read it without the reservation: then no code writes to it.
     fn mapped(&mut self) -> &mut Option<Mapped> {
-        // SAFETY: The reservation, which guards the cell, is held; a reader without the reservation
-        // prevents writes, by the type invariant.
+        // SAFETY: The reservation guards the cell and is held. By the type invariant, a reader
+        // without the reservation prevents writes.
         unsafe { &mut *self.obj.direct.mapped.get() }
     }
 
-    /// As [`Self::mapped`], to read the cell while faults may read it as well.
+    /// As [`Self::mapped`], for reading the cell while faults may read it as well.
     fn as_mapped(&self) -> Option<&Mapped> {
         // SAFETY: Writers hold the reservation, which is held here.
         unsafe { (*self.obj.direct.mapped.get()).as_ref() }
     }
 
-    /// Counts one more area, and makes the pages of the object live for the first one.
+    /// Counts one more area and makes the pages of the object live for the first one.
     fn begin_direct(&mut self, runtime_guard: RuntimeGuard, client: &ClientOf<T>) -> Result {
         // SAFETY: The device of an object is valid and of `T::Driver`.
         unsafe {
@@ -341,18 +339,18 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         Ok(())
     }
 
-    /// Pins the object in VRAM, where its pages become live.
+    /// Pins the object in VRAM and makes its pages live there.
     fn go_live(&mut self, pages: &BarPages<'_>) -> Result<Live> {
         let vram = Place::VRAM.below(self.visible().min(pages.len()));
 
         self.validate_patiently(&Domain::Vram.places_in(vram), &mut OpCtx::interruptible())
             .map_err(|e| if e == EINVAL { EBUSY } else { e })?;
-        // This waits for moves of the object to that place.
+        // This waits for moves of the object to its place.
         self.pin_raw()?;
 
         let idle = match self.vram() {
-            // SAFETY: The object has the memory, and keeps it as long as it is pinned: until the
-            // pages are idle again.
+            // SAFETY: The object has the memory and keeps it while it is pinned: until the pages
+            // are idle again.
             Some(vram) => unsafe {
                 Idle::new(
                     pages,
@@ -365,8 +363,8 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
             .inspect_err(|_| self.unpin_raw())
     }
 
-    /// Undoes what the first area has set up, if there is no area any more. An object whose pages
-    /// have references lingers.
+    /// Undoes the setup of the first area if no area is left. An object whose pages have references
+    /// lingers.
     fn end_direct(&mut self) {
         if self.obj.direct.areas.load(Relaxed) != 0 {
             return;
@@ -425,12 +423,12 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
     fn stop_lingering(&mut self) {
         if self.obj.direct.lingers.xchg(false, Relaxed) {
             self.ttm().deferred.sub(self.obj.size() as u64);
-            // SAFETY: By the type invariant of `Direct` the reference is there.
+            // SAFETY: By the type invariant of `Direct` the reference exists.
             drop(unsafe { ARef::from_raw(NonNull::from(self.obj)) });
         }
     }
 
-    /// Ends the use of the pages after an unplug, and returns whether none of them has a reference.
+    /// Ends the use of the pages after an unplug and returns whether none of them has a reference.
     fn unplug_direct(&mut self, pages: &BarPages<'_>) -> bool {
         let Some(mapped) = self.mapped() else {
             return true;
@@ -471,7 +469,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
     }
 }
 
-/// Returns the pages that still have references, or whose references are unknown without `pages`.
+/// Returns `live` if pages still have references, or if this is unknown because `pages` is `None`.
 fn idle_or_busy(live: Live, pages: Option<&BarPages<'_>>) -> Option<Live> {
     let Some(pages) = pages else {
         return Some(live);
@@ -485,9 +483,9 @@ fn idle_or_busy(live: Live, pages: Option<&BarPages<'_>>) -> Option<Live> {
 
 /// # Safety
 ///
-/// Called by the memory management with an area that is a copy, or a part, of one of the object.
+/// Called by the memory management with an area that is a copy or a part of one of the object.
 unsafe extern "C" fn open_callback<T: TtmObject>(vma: *mut bindings::vm_area_struct) {
-    // SAFETY: The area that it is a copy or a part of has a reference to the object.
+    // SAFETY: The original area has a reference to the object.
     unsafe {
         let gem = (*vma).vm_private_data.cast::<bindings::drm_gem_object>();
         let obj: &Object<T> = IntoGEMObject::from_raw(gem);
@@ -499,7 +497,7 @@ unsafe extern "C" fn open_callback<T: TtmObject>(vma: *mut bindings::vm_area_str
 
 /// # Safety
 ///
-/// Called by the memory management with an area of the object that is removed, whose pages are
+/// Called by the memory management with an area of the object that is removed. Its pages are
 /// unmapped.
 unsafe extern "C" fn close_callback<T: TtmObject>(vma: *mut bindings::vm_area_struct) {
     // SAFETY: The area has a reference to the object.
@@ -534,7 +532,7 @@ unsafe extern "C" fn fault_callback<T: TtmObject>(
     }
 
     // SAFETY: The device of an object is valid and of `T::Driver`. An unplug waits until this
-    // returns, and then removes the inserted pages.
+    // returns and then removes the inserted pages.
     let ret = unsafe {
         while_registered::<T::Driver, _>((*obj.as_raw()).dev, |reg| {
             Ok(obj.insert(vmf, T::pages(reg).ok_or(ENODEV)?))
@@ -543,7 +541,7 @@ unsafe extern "C" fn fault_callback<T: TtmObject>(
     ret.unwrap_or(bindings::vm_fault_reason_VM_FAULT_SIGBUS)
 }
 
-/// Checks the objects that linger, and returns whether some still do.
+/// Checks the lingering objects and returns whether some still linger.
 ///
 /// # Safety
 ///
@@ -566,11 +564,11 @@ unsafe fn look<T: TtmObject>(dev: *mut bindings::drm_device) -> bool {
     ttm.deferred.bytes() != 0
 }
 
-/// Ends the use of all pages of a device, and waits for the pages that have references.
+/// Ends the use of all pages of a device and waits for the pages with references.
 ///
 /// # Safety
 ///
-/// Called with a device of `T::Driver` that was unplugged, whose registration data is still there.
+/// Called with an unplugged device of `T::Driver` whose registration data still exists.
 pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
     // SAFETY: The device is valid and of `T::Driver`. It was registered, and its data is not
     // dropped before this returns.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What ioctls of drivers with TTM have in common.
+//! Common parts of the ioctls of drivers with TTM.
 //!
 //! [`peer::ioctl`](crate::drm::gem::peer::ioctl) has the ioctls that need no TTM.
 
@@ -26,11 +26,11 @@ use crate::{
 };
 use core::ops::Range;
 
-/// Serves an ioctl with `struct drm_peer_import_info`: maps a buffer that was imported, unless it is
-/// mapped, and returns how the device reaches it.
+/// Serves an ioctl with `struct drm_peer_import_info`: maps an imported buffer unless it is mapped
+/// already, and returns how the device reaches it.
 ///
-/// For an ioctl outside of the section that an unplug waits for: it may wait for work of any device
-/// before it enters the section. Takes the reservation of the buffer.
+/// The ioctl must be outside of the section that an unplug waits for: it may wait for work of any
+/// device before it enters the section. Takes the reservation of the buffer.
 ///
 /// # Errors
 ///
@@ -62,7 +62,7 @@ where
                 args.path = outcome.path.code();
                 args.reason = outcome.reason.code();
             }
-            // The exporter is of another class, which cannot be asked.
+            // The exporter is of another class and cannot be asked.
             Err(e) if e == EINVAL => (),
             Err(e) => return Err(e),
         }
@@ -72,11 +72,11 @@ where
     })
 }
 
-/// Returns the range of `size` bytes from `start` on, of addresses or of an object.
+/// Returns the range of `size` bytes of addresses or of an object, from `start` on.
 ///
 /// # Errors
 ///
-/// `EINVAL` if the range is not made of whole pages, is empty, or goes beyond `end`.
+/// `EINVAL` if the range is empty, does not consist of whole pages or goes beyond `end`.
 pub fn whole_pages(start: u64, size: u64, end: u64) -> Result<Range<u64>> {
     let after = start.checked_add(size).ok_or(EINVAL)?;
 

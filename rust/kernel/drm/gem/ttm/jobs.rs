@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The part of the memory of a device that makes jobs for its engines.
+//! The creation of jobs for the engines of a device.
 //!
 //! See [`engine`](crate::drm::ttm::engine), [`dma`](crate::drm::ttm::dma) and
 //! [`loss`](crate::drm::ttm::loss).
@@ -74,7 +74,7 @@ impl Jobs {
     }
 }
 
-/// Returns a number that only the current task has, and that is not 0.
+/// Returns a number unique to the current task and never 0.
 fn this_task() -> usize {
     // SAFETY: There always is a current task. Its address is only compared.
     unsafe { bindings::get_current() as usize }
@@ -83,11 +83,12 @@ fn this_task() -> usize {
 impl<T: TtmObject> Device<T> {
     const DMA: bool = <T::Engine<'static, 'static> as Engine>::DMA;
 
-    /// Makes the data for the jobs of `dev`, whose memory VRAM is.
+    /// Creates the data for the jobs of `dev`, the device that has the VRAM.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` if the engines cannot work for it, and those of [`Moves::new`].
+    /// - `EOPNOTSUPP` if the engines cannot work for it.
+    /// - The errors of [`Moves::new`].
     pub(super) fn jobs(dev: &device::Device<device::Bound>, names: &[&CStr]) -> Result<Jobs> {
         if Self::DMA {
             dma::check_device(dev)?;
@@ -95,20 +96,20 @@ impl<T: TtmObject> Device<T> {
         Jobs::new(dev, names)
     }
 
-    /// Returns the group of the fences of this device. Work of the device that its engines do not
-    /// do, such as jobs of clients on other rings, has fences of the group too, so that moves
-    /// depend on it instead of waiting for it. Moves wait for work on objects that page tables
-    /// show, see [`Mappings::zap`](crate::drm::gem::Mappings::zap).
+    /// Returns the group of the fences of this device. Work of the device outside of its engines,
+    /// such as jobs of clients on other rings, has fences of the group too: moves depend on it
+    /// instead of waiting for it. Moves wait for work on objects shown by page tables, see
+    /// [`Mappings::zap`](crate::drm::gem::Mappings::zap).
     ///
-    /// A driver must not add a fence of the group with the usage [`Usage::Kernel`], which is that of
-    /// moves: a later move takes its place.
+    /// A driver must not add a fence of the group with the usage [`Usage::Kernel`]. This usage is
+    /// reserved for moves: a later move replaces the fence.
     #[inline]
     pub fn fence_group(&self) -> FenceGroup {
         self.jobs.moves.group()
     }
 
-    /// Makes the queue of a client that copies by the engine with the number `engine`. `queue` is a
-    /// queue of the ring of that engine, and has fences of [`Self::fence_group`]. `name` is the
+    /// Creates the queue of a client for copies by the engine with the number `engine`. `queue` is
+    /// a queue of the ring of that engine and has fences of [`Self::fence_group`]. `name` is the
     /// name of the context of the fences.
     ///
     /// # Errors
@@ -128,14 +129,15 @@ impl<T: TtmObject> Device<T> {
         CopyQueue::new(name, self.fence_group(), engine, queue)
     }
 
-    /// Makes a job, for a client or for the kernel, and passes it to an engine of the driver.
+    /// Creates a job for a client or for the kernel and passes it to an engine of the driver.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if the device is not kept active, unless it is about to be suspended, or being
+    /// - `EAGAIN` if the device is not kept active, unless it is about to be suspended or being
     ///   resumed.
-    /// - `EINVAL` if the driver chooses an engine that does not exist.
-    /// - The errors of the engine, and `ENOMEM` if memory runs out.
+    /// - `EINVAL` if the driver chooses a nonexistent engine.
+    /// - The errors of the engine.
+    /// - `ENOMEM` if memory runs out.
     pub(super) fn submit(
         &self,
         reg: &<T::Driver as drm::Driver>::RegistrationData<'_>,
@@ -167,8 +169,8 @@ impl<T: TtmObject> Device<T> {
     ///
     /// `EAGAIN` as for [`Self::submit`].
     pub(super) fn check_resumed(&self, runtime_guard: Option<&RuntimeGuard>) -> Result {
-        // Without a guard the job moves an exported object out of VRAM: the driver cannot suspend
-        // the device before it has taken the reservation, and seen that the object has left.
+        // Without a guard the job moves an exported object out of VRAM: before the driver can
+        // suspend the device, it has to take the reservation and see that the object has left.
         if runtime_guard.is_none()
             && self.transition.load(Relaxed) != this_task()
             && !pm::is_suspending(self.owner())
@@ -178,19 +180,19 @@ impl<T: TtmObject> Device<T> {
         Ok(())
     }
 
-    /// Returns whether work of `usage` on an object is not done that is no move in the order of its
-    /// engine.
+    /// Returns whether work of `usage` on an object is pending, apart from moves in the order of
+    /// their engine.
     pub(super) fn is_used(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {
         resv.fences(usage)
             .any(|fence| !self.jobs.moves.has_in_order(fence) && !fence.is_signaled())
     }
 
-    /// Puts `fence` in the place of the late moves in a reservation, of which each has a context:
-    /// objects with the same reservation would have more and more of them.
+    /// Replaces the late moves in a reservation by `fence`. Each of them has its own context, so
+    /// objects with the same reservation would accumulate them.
     ///
     /// # Safety
     ///
-    /// `fence` must be that of a job that depends on all moves in the reservation.
+    /// `fence` must belong to a job that depends on all moves in the reservation.
     pub(super) unsafe fn replace_late(&self, resv: &mut LockedResv<'_>, fence: &Fence) {
         loop {
             let late = resv
@@ -204,19 +206,19 @@ impl<T: TtmObject> Device<T> {
         }
     }
 
-    /// Returns whether work of `usage` on an object is not done that belongs to another device, or
+    /// Returns whether work of `usage` on an object is pending that belongs to another device or
     /// depends on one.
     pub(super) fn is_used_by_others(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {
         resv.fences(usage)
             .any(|fence| self.depends_on_others(fence))
     }
 
-    /// Returns whether `fence` has not signalled, and belongs to another device or depends on one.
+    /// Returns whether `fence` has not signalled and belongs to another device or depends on one.
     pub(super) fn depends_on_others(&self, fence: &Fence) -> bool {
         !self.jobs.moves.has(fence) && !fence.is_signaled()
     }
 
-    /// Waits for the work that [`Self::is_used_by_others`] looks for.
+    /// Waits for the work found by [`Self::is_used_by_others`].
     ///
     /// # Errors
     ///
@@ -228,7 +230,7 @@ impl<T: TtmObject> Device<T> {
         Ok(())
     }
 
-    /// Adds to `after` the work of `usage` on an object that is not done. Returns whether
+    /// Adds the pending work of `usage` on an object to `after`. Returns whether
     /// [`Self::is_used_by_others`] is true for some of it.
     ///
     /// # Errors
@@ -243,7 +245,7 @@ impl<T: TtmObject> Device<T> {
         self.jobs.moves.add_dependencies(resv, usage, true, after)
     }
 
-    /// As [`Self::add_dependencies`], without the work of other devices.
+    /// As [`Self::add_dependencies`] without the work of other devices.
     ///
     /// # Errors
     ///
@@ -257,7 +259,7 @@ impl<T: TtmObject> Device<T> {
         self.jobs.moves.add_dependencies(resv, usage, false, after)
     }
 
-    /// Makes the record of losses of a new object, which also gets its number here.
+    /// Creates the record of losses of a new object. The object also gets its number here.
     pub(super) fn new_loss(&self) -> Result<Arc<Loss>> {
         Loss::new(self.number(), self.jobs.losses.clone())
     }
@@ -267,7 +269,7 @@ impl<T: TtmObject> Device<T> {
         self.jobs.losses.objects()
     }
 
-    /// Returns how many jobs the CPU did because an engine had failed to do them.
+    /// Returns how many jobs the CPU did because an engine had failed.
     pub fn done_again(&self) -> u64 {
         self.jobs.losses.again()
     }
@@ -281,12 +283,13 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if memory runs out, and what `dma_map_sgtable()` returns.
+    /// - `ENOMEM` if memory runs out.
+    /// - The errors of `dma_map_sgtable()`.
     ///
     /// # Safety
     ///
     /// `tt` must belong to an object of this device whose reservation is held, or to a backup of
-    /// such an object, and have all of its pages until `unpopulate_callback` is called.
+    /// such an object. It must have all of its pages until `unpopulate_callback` is called.
     pub(super) unsafe fn map_pages(
         &self,
         drm: *mut bindings::drm_device,
@@ -296,8 +299,8 @@ impl<T: TtmObject> Device<T> {
             return Ok(());
         }
 
-        // SAFETY: The device is that of an object, hence valid and of `T::Driver`. It is bound
-        // until an unplug, which waits for this, and calls `unmap_all()` then. The rest is as
+        // SAFETY: The device is that of an object and hence valid and of `T::Driver`. It is bound
+        // until an unplug. The unplug waits for this and then calls `unmap_all()`. The rest is as
         // promised by the caller.
         let ret = unsafe {
             while_registered::<T::Driver, _>(drm, |_| self.jobs.tables.map(self.owner(), tt))
@@ -313,7 +316,7 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Safety
     ///
-    /// No job that uses the pages may be left.
+    /// No job may use the pages any more.
     pub(super) unsafe fn unmap_pages(&self, tt: NonNull<bindings::ttm_tt>) {
         if Self::DMA {
             // SAFETY: As promised by the caller; all was mapped for this device.
@@ -323,8 +326,9 @@ impl<T: TtmObject> Device<T> {
 
     /// Ends all mappings for the engines.
     ///
-    /// Drivers must have finished all jobs before, see [`Engine::run`]. A job that is left only has
-    /// the numbers: the device must not use them any more, as after any unbind.
+    /// Drivers must have finished all jobs before, see [`Engine::run`]. A remaining job has only
+    /// the numbers of the DMA addresses: the device must not use them any more, as after any
+    /// unbind.
     pub(super) fn unmap_all(&self) {
         if Self::DMA {
             // SAFETY: All was mapped for this device.
@@ -332,11 +336,12 @@ impl<T: TtmObject> Device<T> {
         }
     }
 
-    /// Returns the DMA addresses of pages, after mapping them, if the engines do DMA.
+    /// Maps pages and returns their DMA addresses if the engines do DMA.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the DRM device is not registered, and those of [`Self::map_pages`].
+    /// - `ENODEV` if the DRM device is not registered.
+    /// - The errors of [`Self::map_pages`].
     ///
     /// # Safety
     ///
@@ -355,22 +360,22 @@ impl<T: TtmObject> Device<T> {
         Ok(Some(self.mapped_table(tt).ok_or(ENODEV)?))
     }
 
-    /// Returns the DMA addresses of pages, if they are mapped.
+    /// Returns the DMA addresses of pages if they are mapped.
     pub(super) fn mapped_table(&self, tt: NonNull<bindings::ttm_tt>) -> Option<Arc<Table>> {
         self.jobs.tables.get(tt)
     }
 }
 
-/// Ends the mapping of pages that TTM is about to free, and frees them.
+/// Ends the mapping of pages that TTM is about to free and frees them.
 ///
 /// # Safety
 ///
-/// Called by TTM with the device of a [`Device<T>`], and a `tt` that is not used any more.
+/// Called by TTM with the device of a [`Device<T>`] and a `tt` not used any more.
 pub(super) unsafe extern "C" fn unpopulate_callback<T: TtmObject>(
     bdev: *mut bindings::ttm_device,
     tt: *mut bindings::ttm_tt,
 ) {
-    // SAFETY: As promised by TTM, which frees pages when the fences of all jobs have signalled.
+    // SAFETY: As promised by TTM: it frees pages after the fences of all jobs have signalled.
     unsafe {
         if let Some(tt) = NonNull::new(tt) {
             Device::<T>::from_raw(bdev).unmap_pages(tt);

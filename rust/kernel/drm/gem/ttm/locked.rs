@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Operations on an object whose reservation is held.
+//! Operations on a reserved object.
 //!
 //! C header: [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
 
@@ -56,8 +56,8 @@ use core::{
     ptr::NonNull, //
 };
 
-/// How often a validation retries while other tasks may hold objects that it could evict, which
-/// takes some 100 ms.
+/// How often a validation retries while other tasks may hold evictable objects. All attempts take
+/// some 100 ms.
 const PATIENCE: u32 = 16;
 
 impl<T: TtmObject> LockedObject<'_, Object<T>> {
@@ -71,9 +71,9 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         self.obj.bo()
     }
 
-    /// Returns the kind of memory that the object is in, or [`None`] if it has none yet.
+    /// Returns the kind of memory of the object, or [`None`] if it has none yet.
     pub fn mem_type(&self) -> Option<MemType> {
-        // SAFETY: The reservation, which guards the resource, is held.
+        // SAFETY: The reservation guards the resource and is held.
         unsafe {
             let resource = (*self.bo()).resource;
 
@@ -85,18 +85,18 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         }
     }
 
-    /// Returns the ranges of VRAM that the object is in, or [`None`] if it is not in VRAM.
+    /// Returns the ranges of the object in VRAM, or [`None`] if it is elsewhere.
     pub fn vram(&self) -> Option<&Ranges> {
         if self.mem_type() != Some(MemType::Vram) {
             return None;
         }
 
-        // SAFETY: The resource is one of VRAM, which stays while the reservation is held and the
-        // view is not used to move it.
+        // SAFETY: The resource is one of VRAM. It stays while the reservation is held and the view
+        // is not used to move it.
         Some(unsafe { VramResource::from_raw((*self.bo()).resource) }.ranges())
     }
 
-    /// Returns how much of VRAM the CPU and peers see, in bytes.
+    /// Returns how many bytes of VRAM are visible to the CPU and peers.
     #[inline]
     pub fn visible(&self) -> u64 {
         self.ttm().visible()
@@ -105,17 +105,17 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
     /// Returns whether the object is pinned.
     #[inline]
     pub fn is_pinned(&self) -> bool {
-        // SAFETY: The reservation, which guards the count and the cell, is held.
+        // SAFETY: The reservation guards the count and the cell and is held.
         unsafe { (*self.bo()).pin_count > u32::from((*self.obj.pins.get()).off_lru) }
     }
 
-    /// Records that the object is used: it becomes the last one to be evicted.
+    /// Records a use of the object: it becomes the last one to be evicted.
     ///
-    /// A task that has reserved the object calls this if it is going to access the content, or has
-    /// a job of the device access it. A task that only reads where the object is does not.
+    /// A task that has reserved the object calls this if it is going to access the content or has a
+    /// job of the device access it. A task that only reads its placement does not.
     pub fn touch(&self) {
-        // SAFETY: The object is valid, and its reservation is held, which guards the count and the
-        // place. A pinned object is on no LRU list.
+        // SAFETY: The object is valid. Its reservation guards the count and the place and is held.
+        // A pinned object is on no LRU list.
         unsafe {
             if (*self.bo()).pin_count == 0 {
                 bindings::ttm_bo_move_to_lru_tail_unlocked(self.bo());
@@ -123,8 +123,8 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         }
     }
 
-    /// Takes an object that is in VRAM and never leaves it off the LRU list, where every eviction
-    /// would have to skip it.
+    /// Takes a VRAM-only object in VRAM off the LRU list, where every eviction would have to skip
+    /// it.
     ///
     /// TTM keeps pinned objects off the list, so this is a pin for TTM. It is not a pin for other
     /// code: [`Self::is_pinned`] ignores it, and [`Self::validate`] moves the object all the same.
@@ -136,16 +136,17 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
     }
 
     fn set_off_lru(&mut self, off_lru: bool) {
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation guards the cell and is held.
         let pins = unsafe { &mut *self.obj.pins.get() };
 
         if pins.off_lru == off_lru {
             return;
         }
-        // INVARIANT: The object is pinned below, by a caller that found it in VRAM, or is unpinned.
+        // INVARIANT: Either the object is unpinned below, or the caller found it in VRAM and it is
+        // pinned.
         pins.off_lru = off_lru;
-        // SAFETY: The object is valid, and its reservation is held. Only a pin that was made here
-        // is undone.
+        // SAFETY: The object is valid, and its reservation is held. Only a pin of this function is
+        // undone.
         unsafe {
             if off_lru {
                 bindings::ttm_bo_pin(self.bo());
@@ -155,23 +156,22 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         }
     }
 
-    /// Moves the object to one of `places`, unless it is in one already.
+    /// Moves the object to one of `places` unless it is in one already.
     ///
     /// Mappings are invalidated first. Waits for the work on the object, but not for the move: its
-    /// fence is in the reservation. The object counts as used, even if it does not move. A move to
-    /// or from VRAM needs a device that is active, see the [module](self). Mirrors
-    /// `ttm_bo_validate()`.
+    /// fence is in the reservation. The object counts as used even if it does not move. A move to
+    /// or from VRAM needs an active device, see the [module](super). Mirrors `ttm_bo_validate()`.
     ///
     /// # Errors
     ///
     /// - `EAGAIN` if the device is suspended.
     /// - `EINVAL` if the object is pinned elsewhere.
-    /// - `EOPNOTSUPP` if the object is imported: its exporter decides where it is.
-    /// - `ENOSPC` if no place has room for the object. In a round of [`Exec`](drm::exec::Exec) TTM
-    ///   may have met a lock that it must not wait for. After that the round takes no other lock,
-    ///   so objects only get places for which no object is evicted, or the round fails. The other
-    ///   user of VRAM was asked to release some of it, so a second call may succeed.
-    /// - `ENODEV` if the driver is not bound any more.
+    /// - `EOPNOTSUPP` if the object is imported: its exporter decides on its place.
+    /// - `ENOSPC` if no place has space for the object. In a round of [`Exec`](drm::exec::Exec) TTM
+    ///   may have met a lock that it must not wait for. After that the round takes no other lock:
+    ///   objects only get places without an eviction, or the round fails. The other user of VRAM
+    ///   was asked to release some of it, so a second call may succeed.
+    /// - `ENODEV` if the driver is no longer bound.
     /// - `EBUSY` if the work on the object takes too long.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
@@ -190,8 +190,8 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         let ret =
             to_result(unsafe { bindings::ttm_bo_validate(self.bo(), &mut placement, &mut ctx.0) });
         if ret == Err(ENOSPC) {
-            // The round may have met a contended lock, after which it must take no other one, so
-            // this call does not try again: its caller does.
+            // The round may have met a contended lock and must take no other one after it. So this
+            // call leaves the second attempt to its caller.
             self.make_room(&places);
         }
         self.take_off_lru();
@@ -201,8 +201,8 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         Ok(())
     }
 
-    /// Asks the other user of VRAM to release some of it for the object, if evicting objects does
-    /// not give enough room.
+    /// Asks the other user of VRAM to release some of it for the object if evicting objects does
+    /// not free enough space.
     fn make_room(&self, places: &[Place]) {
         // SAFETY: The object is valid.
         let drm = unsafe { (*self.obj.as_raw()).dev };
@@ -210,11 +210,10 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         self.ttm().reclaim_more(drm, places, self.obj.size() as u64);
     }
 
-    /// As [`Self::validate`], for a task that has no ticket, and holds the reservation of the
-    /// object only.
+    /// As [`Self::validate`] for a task without a ticket that holds no other reservation.
     ///
-    /// TTM then only tries the locks of the objects that it would evict, so it finds no room while
-    /// other tasks hold them. If there could be room, it is tried again for some time.
+    /// TTM then only tries the locks of the objects that it would evict. It finds no space while
+    /// other tasks hold them. If there could be space, it is tried again for some time.
     ///
     /// # Errors
     ///
@@ -224,7 +223,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
 
         for attempt in 0..PATIENCE {
             match self.validate(places, ctx) {
-                // The answer visits all objects, so it is asked for once.
+                // The check visits all objects, so it is done once.
                 Err(e) if e == ENOSPC && (attempt > 0 || self.ttm().could_have_room(size)) => (),
                 ret => return ret,
             }
@@ -233,17 +232,17 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         self.validate(places, ctx)
     }
 
-    /// Makes the object stay where it is until [`Self::unpin_raw`]. Calls nest.
+    /// Pins the object in its place until [`Self::unpin_raw`]. Calls nest.
     ///
     /// Pages that could be swapped out without a notification are moved to where they cannot. Waits
-    /// for moves of the object, so that its users need not.
+    /// for moves of the object so that its users need not.
     ///
     /// # Errors
     ///
-    /// - `EDQUOT` if the object is in VRAM, and no more VRAM may be pinned.
-    /// - `EIO` if the object has lost its content, because a move of it failed.
+    /// - `EDQUOT` if the object is in VRAM and no more VRAM may be pinned.
+    /// - `EIO` if a failed move has lost the content of the object.
     /// - `ERESTARTSYS` if a signal arrived.
-    /// - Those of [`Self::validate`].
+    /// - The errors of [`Self::validate`].
     pub(crate) fn pin_raw(&mut self) -> Result {
         let bo = self.bo();
 
@@ -253,7 +252,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
             }
             self.resv().resv().wait(Usage::Kernel, true)?;
         }
-        // Also an object that is pinned may lose its content, with the device.
+        // Even a pinned object may lose its content together with the device.
         self.check_content()?;
         if !self.is_pinned() && self.mem_type() == Some(MemType::Vram) {
             self.charge()?;
@@ -273,7 +272,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
 
         #[cfg(CONFIG_RUST_DEBUG_ASSERTIONS)]
         self.check_pinned_place();
-        // SAFETY: The object is valid, pinned, and its reservation is held.
+        // SAFETY: The object is valid and pinned. Its reservation is held.
         unsafe { bindings::ttm_bo_unpin(self.bo()) };
         self.uncharge_unpinned();
     }
@@ -281,35 +280,37 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
     /// Warns if the object is not where it was pinned: a pin is charged only in VRAM.
     #[cfg(CONFIG_RUST_DEBUG_ASSERTIONS)]
     fn check_pinned_place(&self) {
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation guards the cell and is held.
         let is_charged = unsafe { (*self.obj.pins.get()).group.is_some() };
 
         crate::warn_on!(is_charged && self.mem_type() != Some(MemType::Vram));
     }
 
-    /// Charges for the object, which is in VRAM, not pinned and about to be. Does nothing if it is
-    /// charged already. If it is not pinned after all, [`Self::uncharge_unpinned`] follows.
+    /// Charges for the object. It must be in VRAM, not pinned and about to be pinned. Does nothing
+    /// if it is charged already. If it is not pinned after all, [`Self::uncharge_unpinned`]
+    /// follows.
     ///
     /// # Errors
     ///
-    /// - `EDQUOT` if the object exceeds a limit: of the device, of the client that exported it, or
-    ///   of the cgroup of the current task.
-    /// - `ENODEV` if the device was unplugged, and `ENOMEM`.
+    /// - `EDQUOT` if the object exceeds a limit of the device, of the exporting client or of the
+    ///   cgroup of the current task.
+    /// - `ENODEV` if the device was unplugged.
+    /// - `ENOMEM` if memory runs out.
     pub(crate) fn charge(&mut self) -> Result {
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation guards the cell and is held.
         let account = unsafe { (*self.obj.pins.get()).exporter.clone() };
 
         self.charge_to(account)
     }
 
-    /// As [`Self::charge`], on `account`.
+    /// As [`Self::charge`] on `account`.
     ///
     /// # Errors
     ///
     /// The errors of [`Self::charge`].
     pub(super) fn charge_to(&mut self, account: Option<Arc<PinAccount>>) -> Result {
         let size = self.obj.size() as u64;
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation guards the cell and is held.
         let pins = unsafe { &mut *self.obj.pins.get() };
 
         if pins.group.is_some() {
@@ -327,9 +328,9 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         Ok(())
     }
 
-    /// Undoes [`Self::charge`], if the object is charged, not pinned, and may leave VRAM.
+    /// Undoes [`Self::charge`] if the object is charged, not pinned and may leave VRAM.
     pub(crate) fn uncharge_unpinned(&mut self) {
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation guards the cell and is held.
         let pins = unsafe { &mut *self.obj.pins.get() };
 
         if !self.is_pinned() && pins.stay != Stay::Charged {
@@ -337,17 +338,17 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         }
     }
 
-    /// Charges for an object that never leaves VRAM, as long as it lives, to `account`: that of the
-    /// client that gets its first handle. Does nothing for other objects and later handles.
+    /// Charges for a VRAM-only object, as long as it lives, to `account`: that of the client with
+    /// its first handle. Does nothing for other objects and later handles.
     ///
-    /// Nobody else gets that VRAM, as if it were pinned. A task that may lock memory, by
-    /// `CAP_IPC_LOCK`, is not charged.
+    /// No other object gets that VRAM, as if it were pinned. A task that may lock memory by
+    /// `CAP_IPC_LOCK` is not charged.
     ///
     /// # Errors
     ///
     /// The errors of [`Self::charge`].
     pub(super) fn charge_stay(&mut self, account: Option<Arc<PinAccount>>) -> Result {
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation guards the cell and is held.
         let pins = unsafe { &mut *self.obj.pins.get() };
 
         if self.data().domain() != Domain::Vram || pins.stay != Stay::Undecided {
@@ -363,11 +364,11 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         Ok(())
     }
 
-    /// Sets the client that exports the object, and the account that is charged for pins, unless
-    /// the object is exported already, and a client is known.
+    /// Sets the exporting client of the object and the account charged for pins. Does nothing if
+    /// the object is exported already and its client is known.
     pub(super) fn set_exporter(&mut self, account: Option<&Arc<PinAccount>>, client: Client) {
         let is_exported = !self.exported().is_null();
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation guards the cell and is held.
         let pins = unsafe { &mut *self.obj.pins.get() };
 
         if !is_exported || pins.client.id == Client::NONE.id {
@@ -378,41 +379,41 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         }
     }
 
-    /// Returns the client that exported the object last.
+    /// Returns the last client that exported the object.
     pub(super) fn client(&self) -> Client {
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation guards the cell and is held.
         unsafe { (*self.obj.pins.get()).client }
     }
 
-    /// Returns how many bytes of the object are in VRAM where the CPU and peers see them.
+    /// Returns how many bytes of the object are in VRAM visible to the CPU and peers.
     pub(super) fn visible_bytes(&self) -> u64 {
         self.vram()
             .map_or(0, |vram| vram.bytes_below(self.visible()))
     }
 
-    /// Returns the pages of an object that is in system memory, and allocates them if there are
-    /// none.
+    /// Returns the pages of an object in system memory. Allocates them if there are none.
     ///
-    /// Waits for moves that fill them. The pages stay while the object is pinned, or does not move.
+    /// Waits for moves that fill them. The pages stay while the object is pinned or does not move.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the object is in VRAM, or in system memory that could be swapped out without a
+    /// - `EINVAL` if the object is in VRAM or in system memory that could be swapped out without a
     ///   notification.
-    /// - `EIO` if the object has lost its content, because a move of it failed.
-    /// - `ENOMEM` if memory runs out, `ERESTARTSYS` if a signal arrived.
+    /// - `EIO` if a failed move has lost the content of the object.
+    /// - `ENOMEM` if memory runs out.
+    /// - `ERESTARTSYS` if a signal arrived.
     pub(crate) fn pages(&mut self, ctx: &mut OpCtx) -> Result<Pages<'_>> {
         if self.mem_type() != Some(MemType::Tt) {
             return Err(EINVAL);
         }
 
-        // The caller may map the pages for a device that bounces, which copies them at once.
+        // The caller may map the pages for a device with bounce buffers, which copies them at once.
         self.resv()
             .resv()
             .wait(Usage::Kernel, ctx.is_interruptible())?;
         self.check_content()?;
         // SAFETY: The object is valid, and its reservation is held. An object in system memory has
-        // a `ttm`, which has all of its pages when it is populated.
+        // a `ttm`. A populated `ttm` has all of its pages.
         unsafe {
             to_result(bindings::ttm_bo_populate(self.bo(), &mut ctx.0))?;
             Ok(Pages::from_raw(
@@ -421,11 +422,11 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         }
     }
 
-    /// Checks that the object has its content. Moves that are under way may still fail.
+    /// Checks that the object has its content. Pending moves may still fail.
     ///
     /// # Errors
     ///
-    /// `EIO` if the content was lost, because a move of the object failed.
+    /// `EIO` if a failed move has lost the content of the object.
     pub fn check_content(&self) -> Result {
         if self.obj.loss.is_lost() {
             return Err(EIO);
@@ -433,19 +434,20 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         Ok(())
     }
 
-    /// Returns the content that is on its way to the object, or [`None`] if there is none: see
-    /// [`Self::check_content`] for what was lost before.
+    /// Returns the content on its way to the object, or [`None`] if there is none. For content lost
+    /// before see [`Self::check_content`].
     pub fn arrival(&self) -> Option<Arrival> {
         let loss = &self.obj.loss;
 
         loss.may_come().then(|| Arrival(loss.clone()))
     }
 
-    /// As [`Self::check_content`], after waiting for a job that may still fail.
+    /// As [`Self::check_content`] after waiting for a job that may still fail.
     ///
     /// # Errors
     ///
-    /// `ERESTARTSYS` if a signal arrived, and those of [`Self::check_content`].
+    /// - `ERESTARTSYS` if a signal arrived.
+    /// - The errors of [`Self::check_content`].
     pub(super) fn settle_content(&self) -> Result {
         if self.obj.loss.may_come() {
             // SAFETY: The reservation of a valid object is valid.
@@ -456,11 +458,11 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         self.check_content()
     }
 
-    /// Makes writes of the CPU to an object in VRAM visible to devices.
+    /// Makes CPU writes to an object in VRAM visible to devices.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the driver is not bound any more.
+    /// `ENODEV` if the driver is no longer bound.
     pub(crate) fn flush(&self) -> Result {
         let Some(vram) = self.vram() else {
             return Ok(());
@@ -469,7 +471,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         // SAFETY: The device is valid and of `T::Driver`.
         unsafe {
             while_registered::<T::Driver, _>((*self.bo()).base.dev, |reg| {
-                // Writes before the device was suspended have arrived, and there were none since.
+                // Writes before the suspend of the device have arrived, and there were none since.
                 if let Some(_runtime_guard) = self.obj.runtime_guard_if_active() {
                     T::flush(reg, vram);
                 }
@@ -482,15 +484,15 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         self.obj.ttm()
     }
 
-    /// Sets the dma-buf of the object, whose mappings a move invalidates, or clears it.
+    /// Sets or clears the dma-buf of the object. A move invalidates its mappings.
     ///
     /// # Safety
     ///
-    /// `buf` must be null, or a dma-buf that shares the reservation of the object and stays valid
+    /// `buf` must be null or a dma-buf that shares the reservation of the object and stays valid
     /// until this is called again.
     pub(crate) unsafe fn set_exported(&mut self, buf: *mut bindings::dma_buf) {
         // INVARIANT: By the safety requirements.
-        // SAFETY: The reservation, which guards the cells, is held.
+        // SAFETY: The reservation guards the cells and is held.
         unsafe {
             *self.obj.exported.get() = buf;
             if buf.is_null() {
@@ -502,9 +504,9 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         }
     }
 
-    /// Returns the dma-buf of the object, null if there is none.
+    /// Returns the dma-buf of the object or null.
     pub(crate) fn exported(&self) -> *mut bindings::dma_buf {
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation guards the cell and is held.
         unsafe { *self.obj.exported.get() }
     }
 }
@@ -513,7 +515,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
 pub type ObjectGuard<'a, T> = gem::locked::ObjectGuard<'a, Object<T>>;
 
 impl<T: TtmObject> ObjectGuard<'_, T> {
-    /// Moves the object to one of `places`, unless it is in one already.
+    /// Moves the object to one of `places` unless it is in one already.
     ///
     /// See [`LockedObject::validate`].
     ///
@@ -524,17 +526,16 @@ impl<T: TtmObject> ObjectGuard<'_, T> {
         self.view().validate(places, ctx)
     }
 
-    /// Makes the object stay where it is until the value that is returned is dropped. Calls nest.
+    /// Pins the object in its place until the returned value is dropped. Calls nest.
     ///
-    /// If the object is in VRAM the device stays active for that long.
+    /// If the object is in VRAM, the device stays active for that long.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if the object is in VRAM, and the device is suspended, or its runtime PM
-    ///   disabled.
-    /// - `EDQUOT` if the object is in VRAM, and no more VRAM may be pinned.
-    /// - `EIO` if the object has lost its content, because a move of it failed.
-    /// - Those of [`LockedObject::validate`].
+    /// - `EAGAIN` if the object is in VRAM and the device is suspended or its runtime PM disabled.
+    /// - `EDQUOT` if the object is in VRAM and no more VRAM may be pinned.
+    /// - `EIO` if a failed move has lost the content of the object.
+    /// - The errors of [`LockedObject::validate`].
     pub fn pin(&mut self) -> Result<Pinned<T>> {
         let runtime_guard = (self.mem_type() == Some(MemType::Vram))
             .then(|| self.obj.runtime_guard_if_active().ok_or(EAGAIN))
@@ -550,7 +551,7 @@ impl<T: TtmObject> ObjectGuard<'_, T> {
 
 /// Returns whether the current task may lock any amount of memory.
 fn may_lock_memory() -> bool {
-    // A task that may not is nothing to be audited, as the charge is the rule.
+    // A task without the capability is not audited, because the charge is the rule.
     // SAFETY: The namespace is static.
     unsafe {
         bindings::ns_capable_noaudit(
@@ -560,9 +561,9 @@ fn may_lock_memory() -> bool {
     }
 }
 
-/// An object that is pinned. Dropping the value unpins it.
+/// A pinned object. Dropping the value unpins it.
 ///
-/// It must be dropped without the reservation, which it takes.
+/// Dropping it takes the reservation, which must not be held.
 #[must_use = "the object may move again when the value is dropped"]
 pub struct Pinned<T: TtmObject> {
     obj: ARef<Object<T>>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Loss of the content of VRAM, if a device does not work any more.
+//! Loss of the content of VRAM of a broken device.
 
 use super::{
     Device,
@@ -17,17 +17,16 @@ use crate::{
 };
 
 impl<T: TtmObject> Device<T> {
-    /// Marks the content of all objects in VRAM as lost, for a device that its driver has given up.
-    /// All users of the objects get `EIO` from now on, and the objects are named in the log with
-    /// `error`.
+    /// Marks the content of all objects in VRAM as lost, for a device given up by its driver. From
+    /// now on all users of the objects get `EIO`. The log names the objects with `error`.
     ///
-    /// Mappings of processes are removed, so that their next access ends in `SIGBUS`, and mappings
-    /// of importers are invalidated, so that they cannot map an object again. The driver must have
-    /// ended all jobs, and return an error for new ones. Sleeps; no reservation may be held.
+    /// Mappings of processes are removed: their next access ends in `SIGBUS`. Mappings of importers
+    /// are invalidated: they cannot map an object again. The driver must have ended all jobs and
+    /// return an error for new ones. Sleeps; no reservation may be held.
     pub fn lose_vram(&self, error: Error) {
         let mut next = 0;
 
-        // Objects that are made from now on are not cleared and have no content to lose.
+        // Objects created from now on are not cleared and have no content to lose.
         while let Some(obj) = self.object_from(next) {
             next = obj.id() + 1;
             // The wait is not interruptible, so it does not fail.
@@ -48,11 +47,11 @@ impl<T: TtmObject> super::LockedObject<'_, Object<T>> {
         self.hide();
     }
 
-    /// Removes the mappings of processes, and invalidates those of importers, as VRAM does not have
-    /// the content of the object.
+    /// Removes the mappings of processes and invalidates those of importers because VRAM does not
+    /// have the content of the object.
     pub(super) fn hide(&self) {
         // SAFETY: The object is valid, and its reservation is held. By the type invariant of
-        // `Object` the pointer is that of a dma-buf, or null.
+        // `Object` the pointer is null or that of a dma-buf.
         unsafe {
             bindings::ttm_bo_unmap_virtual(self.bo());
             let buf = self.exported();

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Objects that processes map.
+//! Mappings of objects by processes.
 //!
-//! Objects in VRAM are mapped write-combined. A mapping is removed when the object moves, or the
-//! device is suspended, or its window is needed for another object (see `windows.rs`), and made
-//! anew at the next access. If the object has lost its content by then, because the move failed,
-//! the access ends in `SIGBUS`.
+//! Objects in VRAM are mapped write-combined. A mapping is removed when the object moves, when the
+//! device is suspended or when its window is needed for another object (see `windows.rs`). The next
+//! access restores it. If a failed move has lost the content of the object by then, the access ends
+//! in `SIGBUS`.
 //!
 //! # Locking
 //!
 //! A fault is handled with the `mmap_lock` held and takes the reservation of the object. If the
-//! object is in VRAM the device is resumed before.
+//! object is in VRAM, the device is resumed before.
 //!
 //! C header: [`include/linux/mm.h`](srctree/include/linux/mm.h)
 
@@ -44,13 +44,12 @@ use crate::{
 };
 use core::ptr;
 
-/// The maximal number of pages that one fault maps.
+/// The maximal number of pages mapped by one fault.
 const FAULT_AROUND: usize = 16;
 
 /// # Safety
 ///
-/// Called by the DRM core with an object of this class, and the area of an `mmap()` that is under
-/// way.
+/// Called by the DRM core with an object of this class and the area of an ongoing `mmap()`.
 pub(super) unsafe extern "C" fn mmap_callback<T: TtmObject>(
     gem: *mut bindings::drm_gem_object,
     vma: *mut bindings::vm_area_struct,
@@ -66,8 +65,8 @@ pub(super) unsafe extern "C" fn mmap_callback<T: TtmObject>(
 
         let obj: &Object<T> = IntoGEMObject::from_raw(gem);
         let Some(import) = &obj.import else {
-            // The file is one of the device. A process that maps a dma-buf is no client that could
-            // be charged.
+            // The file is one of the device. A process that maps a dma-buf is not a client and
+            // cannot be charged.
             let is_client = (*(*vma).vm_file).f_op == (*(*(*gem).dev).driver).fops;
 
             if obj.direct_io() && is_client {
@@ -81,7 +80,7 @@ pub(super) unsafe extern "C" fn mmap_callback<T: TtmObject>(
         (*vma).vm_ops = ptr::null();
         let ret = bindings::dma_buf_mmap(import.dma_buf().as_raw(), vma, 0);
         if ret == 0 {
-            // The area keeps the buffer, not the object.
+            // The area keeps the buffer instead of the object.
             bindings::drm_gem_object_put(gem);
         }
         ret
@@ -94,8 +93,8 @@ pub(super) unsafe extern "C" fn mmap_callback<T: TtmObject>(
 pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
     vmf: *mut bindings::vm_fault,
 ) -> bindings::vm_fault_t {
-    // SAFETY: The fault and its area are valid; TTM keeps the object as the private data of the
-    // area, which has a reference to it.
+    // SAFETY: The fault and its area are valid. TTM keeps the object as the private data of the
+    // area, and the area has a reference to it.
     let (bo, prot) = unsafe {
         let vma = (*vmf).__bindgen_anon_1.vma;
 
@@ -126,7 +125,7 @@ pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
 
     let (mut idx, mut is_busy) = (0, false);
     let mut ret = bindings::vm_fault_reason_VM_FAULT_SIGBUS;
-    // SAFETY: The object is reserved, and its device is valid. An unplug waits for the section, and
+    // SAFETY: The object is reserved, and its device is valid. An unplug waits for the section and
     // then removes the inserted pages.
     unsafe {
         if bindings::drm_dev_enter((*bo).base.dev, &mut idx) {
@@ -140,7 +139,7 @@ pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
                 // The next fault resumes the device.
                 Some(_) if runtime_guard.is_none() => bindings::vm_fault_reason_VM_FAULT_NOPAGE,
                 _ => match show::<T>(bo) {
-                    // A move that TTM waits for may fail, which `io_mem_reserve_callback` checks.
+                    // A move that TTM waits for may fail; `io_mem_reserve_callback` checks this.
                     Ok(()) => bindings::ttm_bo_vm_fault_reserved(vmf, prot, FAULT_AROUND),
                     Err(e) => {
                         is_busy = e == EBUSY;
@@ -164,28 +163,28 @@ pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
     // SAFETY: The object was reserved above.
     unsafe { bindings::dma_resv_unlock((*bo).base.resv) };
     if is_busy {
-        // The tasks that are in the way may wait for this object.
+        // The blocking tasks may wait for this object.
         fsleep(Delta::from_millis(1));
     }
     ret
 }
 
-/// Returns the result of a fault that failed.
+/// Returns the result of a failed fault.
 fn reason_of(why: Error) -> bindings::vm_fault_t {
     match why {
-        // The access is tried again: after the signal was handled, or because another task still
-        // uses the object, or the objects whose windows could be evicted.
+        // The access is retried after the signal was handled, or because another task still uses
+        // the object or the objects with evictable windows.
         EINTR | ERESTARTSYS | EBUSY => bindings::vm_fault_reason_VM_FAULT_NOPAGE,
         ENOMEM => bindings::vm_fault_reason_VM_FAULT_OOM,
         _ => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
     }
 }
 
-/// Makes an object visible to the process that faults, and checks that it has its content.
+/// Makes an object visible to the faulting process and checks that it has its content.
 ///
 /// # Safety
 ///
-/// The requirements of [`make_visible`], with a device that is active if the object is in VRAM.
+/// The requirements of [`make_visible`]. If the object is in VRAM, the device must be active.
 unsafe fn show<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Result {
     // SAFETY: As promised by the caller.
     let mut locked = unsafe { LockedObject::assume(Object::<T>::from_bo(bo).ok_or(EINVAL)?) };
@@ -199,11 +198,11 @@ unsafe fn show<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Result {
     locked.check_content()
 }
 
-/// Moves an object to where the CPU sees it, because the CPU is about to access it.
+/// Moves an object to CPU-visible memory because the CPU is about to access it.
 ///
 /// # Safety
 ///
-/// `bo` must be an object of a device of `T`, not a ghost, whose reservation is held.
+/// `bo` must be a reserved object of a device of `T` and not a ghost.
 pub(super) unsafe fn make_visible<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Result {
     // SAFETY: As promised by the caller.
     let mut locked = unsafe { LockedObject::assume(Object::<T>::from_bo(bo).ok_or(EINVAL)?) };
@@ -228,8 +227,8 @@ pub(super) unsafe fn make_visible<T: TtmObject>(bo: *mut bindings::ttm_buffer_ob
 
 /// # Safety
 ///
-/// Called by TTM with an object of a device of `T` that is in VRAM, and may be a ghost, with its
-/// reservation held.
+/// Called by TTM with an object in VRAM of a device of `T`, possibly a ghost. Its reservation is
+/// held.
 pub(crate) unsafe extern "C" fn io_mem_pfn_callback<T: TtmObject>(
     bo: *mut bindings::ttm_buffer_object,
     page: usize,
@@ -239,7 +238,7 @@ pub(crate) unsafe extern "C" fn io_mem_pfn_callback<T: TtmObject>(
     let ttm = unsafe { Device::<T>::from_raw((*bo).bdev) };
 
     if T::APERTURE.is_some() {
-        // `show_to_processes()` has made the window, and the reservation has been held since.
+        // `show_to_processes()` has set up the window, and the reservation has been held since.
         // SAFETY: As promised by the caller.
         let addr = unsafe { Object::<T>::from_bo(bo) }
             .and_then(|obj| ttm.windows.get(obj.id()))
@@ -254,11 +253,11 @@ pub(crate) unsafe extern "C" fn io_mem_pfn_callback<T: TtmObject>(
         return (addr >> PAGE_SHIFT) as usize;
     }
 
-    // SAFETY: The object is in VRAM, which has resources of this type.
+    // SAFETY: The object is in VRAM, and all resources of VRAM are of this type.
     let resource = unsafe { VramResource::from_raw((*bo).resource) };
 
-    // TTM asks for pages of the object only, and its ranges have all of them. If it ever asked for
-    // another page, it would get a page of this object instead of a foreign one.
+    // TTM asks only for pages of the object, and all of them are in its ranges. For any other page
+    // this returns a page of this object instead of a foreign one.
     let ranges = resource.ranges();
     let (offset, _) = ranges
         .bar_piece(at)

@@ -63,8 +63,8 @@ const PATIENCE: Msecs = 15_000;
 ///
 /// # Safety
 ///
-/// `bo` must be an object of `ttm` whose reservation is held, and `resource` be valid. If the
-/// resource is system memory, the object must have its pages until no job needs them any more.
+/// `bo` must be a reserved object of `ttm`, and `resource` be valid. If the resource is system
+/// memory, the object must have its pages until no job needs them any more.
 pub(super) unsafe fn side_of<T: TtmObject>(
     ttm: &Device<T>,
     bo: *mut bindings::ttm_buffer_object,
@@ -86,8 +86,8 @@ pub(super) unsafe fn side_of<T: TtmObject>(
 
 /// # Safety
 ///
-/// Called by TTM with an object of a device of `T`, which may be a ghost, with its reservation held
-/// and room for a fence in it, and the resource that it is to move to.
+/// Called by TTM with an object of a device of `T`, possibly a ghost, and its destination resource.
+/// The reservation of the object is held and has room for a fence.
 pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
     bo: *mut bindings::ttm_buffer_object,
     evict: bool,
@@ -99,7 +99,7 @@ pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
     let (obj, to_type) = unsafe { (Object::<T>::from_bo(bo), (*to).mem_type) };
     // SAFETY: As promised by the caller.
     let ret = unsafe {
-        // An imported buffer has no memory here; it gets a resource when it is made.
+        // An imported buffer has no memory here; it gets a resource at its creation.
         if (*bo).type_ == bindings::ttm_bo_type_ttm_bo_type_sg {
             bindings::ttm_bo_move_null(bo, to);
             return 0;
@@ -121,15 +121,15 @@ pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
     from_result(|| ret.map(|()| 0))
 }
 
-/// A move that TTM has requested, and that nobody knows of yet.
+/// A move requested by TTM; nothing else knows of it yet.
 ///
-/// The steps that follow are types: each consumes the one before.
+/// The next steps are types: each consumes the one before.
 ///
 /// # Invariants
 ///
 /// `bo` is `obj`. Its reservation is held, with room for a fence, until the move has ended, and the
-/// object is not pinned. `ctx`, `to`, and `old` unless it is null, are valid for that long. `old` is
-/// the resource of the object, until `to` becomes it.
+/// object is not pinned. `ctx` and `to` are valid for that long, and so is `old` unless it is null.
+/// `old` is the resource of the object until `to` replaces it.
 struct Move<'a, T: TtmObject> {
     obj: &'a Object<T>,
     locked: LockedObject<'a, Object<T>>,
@@ -144,25 +144,25 @@ struct Move<'a, T: TtmObject> {
     runtime_guard: Option<RuntimeGuard>,
 }
 
-/// Importers and page tables of the device do not use the object any more, but for work that they
-/// have started.
+/// Importers and page tables of the device do not use the object any more, except for work already
+/// started.
 struct Notified<'a, T: TtmObject>(Move<'a, T>);
 
-/// The work that the move has to wait for is done.
+/// The work blocking the move is done.
 struct Idle<'a, T: TtmObject> {
     request: Move<'a, T>,
-    /// What the copy depends on.
+    /// The dependencies of the copy.
     usage: Usage,
 }
 
 /// No page table shows the object.
 struct Unmapped<'a, T: TtmObject>(Idle<'a, T>);
 
-/// The engine has the job that makes the content of the new place.
+/// The engine has the job for the content of the new place.
 struct Queued<'a, T: TtmObject> {
     request: Move<'a, T>,
     fence: ARef<Fence>,
-    /// Whether it clears the new place, because the object had no content.
+    /// Whether it clears the new place because the object had no content.
     clear: bool,
 }
 
@@ -179,7 +179,7 @@ impl<'a, T: TtmObject> Move<'a, T> {
         to: *mut bindings::ttm_resource,
     ) -> Result<Self> {
         let vram = bindings::TTM_PL_VRAM;
-        // A ghost is about to be freed, and TTM skips it if it gets this error.
+        // A ghost is about to be freed; TTM skips it on this error.
         // SAFETY: As the caller promises.
         let (obj, old, to_type, pins) = unsafe {
             (
@@ -189,8 +189,8 @@ impl<'a, T: TtmObject> Move<'a, T> {
                 (*bo).pin_count,
             )
         };
-        // Users of a pin keep their addresses. TTM checks the count in each of its paths but not
-        // in all of them with the reservation held.
+        // Users of a pin keep their addresses. TTM checks the count in all paths, but not always
+        // with the reservation held.
         if pins != 0 {
             return Err(EBUSY);
         }
@@ -216,7 +216,7 @@ impl<'a, T: TtmObject> Move<'a, T> {
             obj.ttm().check_resumed(request.runtime_guard.as_ref())?;
         }
         // A job that copies lost content fails, and leaves the VRAM in quarantine until a reset.
-        // What could not be put back is put back to the same place.
+        // Content whose restore failed is restored to the same place.
         if request.to_vram && !from_vram || from_vram && obj.loss.is_away() {
             request.locked.check_content()?;
         }
@@ -242,7 +242,7 @@ impl<'a, T: TtmObject> Move<'a, T> {
 
     /// Converts the result of a call of the driver.
     ///
-    /// An object may be swapped out for another device, which skips it if it gets `EBUSY`.
+    /// An object may be swapped out for another device; that device skips it on `EBUSY`.
     fn called(&self, ret: Result) -> Result {
         ret.map_err(|e| if self.is_by_engine() { e } else { EBUSY })
     }
@@ -260,20 +260,20 @@ impl<'a, T: TtmObject> Move<'a, T> {
     fn notify(self) -> Result<Notified<'a, T>> {
         if let Some(buf) = self.shared() {
             trace::invalidate(self.obj.subject(), self.obj.last_placement.load(Relaxed));
-            // SAFETY: By the type invariant of `Object` it is the dma-buf of the object, whose
-            // reservation, which they share, is held.
+            // SAFETY: By the type invariant of `Object` it is the dma-buf of the object. They share
+            // the reservation, and it is held.
             unsafe { bindings::dma_buf_invalidate_mappings(buf.as_ptr()) };
         }
         self.called(self.locked.notify_evicted())?;
         Ok(Notified(self))
     }
 
-    /// Returns the side of the transfer that `resource` is.
+    /// Returns the side of the transfer for `resource`.
     ///
     /// # Safety
     ///
-    /// `resource` must be one of the two of the move. The pages must be there if it is in system
-    /// memory, and stay until the transfer is done.
+    /// `resource` must be one of the two of the move. If it is in system memory, the pages must
+    /// exist and stay until the transfer is done.
     unsafe fn side(&self, resource: *mut bindings::ttm_resource) -> Result<Side> {
         // SAFETY: By the type invariant, and as the caller promises.
         unsafe { side_of(self.obj.ttm(), self.bo, resource) }
@@ -281,26 +281,26 @@ impl<'a, T: TtmObject> Move<'a, T> {
 }
 
 impl<'a, T: TtmObject> Notified<'a, T> {
-    /// Waits for work that must be done before the object leaves its place. What the engine can
-    /// wait for is left to it.
+    /// Waits for work that must be done before the object leaves its place. The engine waits for
+    /// the rest where it can.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if it takes too long, or TTM does not want to wait; `ERESTARTSYS` if a signal
-    /// arrived.
+    /// - `EBUSY` if it takes too long or TTM does not want to wait.
+    /// - `ERESTARTSYS` if a signal arrived.
     fn wait(self) -> Result<Idle<'a, T>> {
         let Self(mut request) = self;
         let has_content = request.has_content();
-        // Nothing uses an object without content. Its new place may have been that of another one,
-        // whose move is not done: TTM has added the fence of that.
+        // Nothing uses an object without content. The previous object in its new place may not have
+        // moved away yet: TTM has added the fence of that move.
         let usage = if has_content {
             request.locked.usage()
         } else {
             Usage::Kernel
         };
         let ttm = request.obj.ttm();
-        // Pages that the engine still uses must not be swapped out, and work that uses the entries
-        // of page tables must be done before the entries are cleared.
+        // Pages in use by the engine must not be swapped out. Work with entries of page tables must
+        // be done before the entries are cleared.
         let is_in_use = has_content && (!request.is_by_engine() || request.locked.is_shown());
 
         if is_in_use || ttm.is_used_by_others(&request.locked.resv(), usage) {
@@ -325,7 +325,7 @@ impl<'a, T: TtmObject> Notified<'a, T> {
 }
 
 impl<'a, T: TtmObject> Idle<'a, T> {
-    /// Removes the object from the page tables that still show it.
+    /// Removes the object from the remaining page tables.
     ///
     /// # Errors
     ///
@@ -334,8 +334,8 @@ impl<'a, T: TtmObject> Idle<'a, T> {
         let request = &self.request;
 
         if let Some(buf) = request.shared() {
-            // SAFETY: As in `Move::notify()`; the memory is still there, and what importers
-            // started is done.
+            // SAFETY: As in `Move::notify()`; the memory still exists, and all work of importers is
+            // done.
             unsafe { exporter::retire(buf.as_ptr()) };
         }
         // TTM has zapped the page tables of processes. A pin would have kept the object.
@@ -347,7 +347,7 @@ impl<'a, T: TtmObject> Idle<'a, T> {
 }
 
 impl<'a, T: TtmObject> Unmapped<'a, T> {
-    /// Moves an object that keeps its pages: engines reach them in one of the two places only.
+    /// Moves an object that keeps its pages: engines reach them in only one of the two places.
     ///
     /// # Errors
     ///
@@ -355,7 +355,7 @@ impl<'a, T: TtmObject> Unmapped<'a, T> {
     fn keep_pages(self) -> Result {
         let Move { obj, bo, to, .. } = self.0.request;
 
-        // SAFETY: By the type invariant. TTM has made the pages of an object that moves to
+        // SAFETY: By the type invariant. TTM has created the pages of an object moving to
         // `TTM_PL_TT`, and all work on the object is done.
         unsafe {
             if let Some(tt) = NonNull::new((*bo).ttm) {
@@ -374,23 +374,22 @@ impl<'a, T: TtmObject> Unmapped<'a, T> {
     ///
     /// # Errors
     ///
-    /// The errors of the engine, and `ENOMEM` if memory runs out.
+    /// The errors of the engine, or `ENOMEM` if memory runs out.
     fn queue(self) -> Result<Queued<'a, T>> {
         let Idle { mut request, usage } = self.0;
         let (obj, bo) = (request.obj, request.bo);
-        // Memory that was never written is zero, and so are pages that are made below.
+        // Never-written memory is zero, and so are pages allocated below.
         let clear = !request.has_content();
         if !clear {
-            // TTM has done it for some kinds of memory. This also brings back pages that were
-            // swapped out.
+            // TTM has done it for some kinds of memory. This also brings back swapped-out pages.
             // SAFETY: The object and the context are valid; without a `ttm` nothing is done.
             to_result(unsafe { bindings::ttm_bo_populate(bo, request.ctx) })?;
         }
 
-        // SAFETY: If one of the resources is system memory, and is accessed, the object was
-        // populated above. The pages stay until the fence of the transfer signals: all code that
-        // could free them waits for the fence, because it is in the reservation of their owner, the
-        // object or a ghost.
+        // SAFETY: If one of the resources is system memory and accessed, the object was populated
+        // above. The pages stay until the fence of the transfer signals: all code that could free
+        // them waits for the fence, because it is in the reservation of their owner, the object or
+        // a ghost.
         let transfer = unsafe {
             let from = if clear {
                 None
@@ -419,7 +418,7 @@ impl<'a, T: TtmObject> Unmapped<'a, T> {
             while_registered::<T::Driver, _>((*bo).base.dev, |reg| obj.ttm().submit(reg, job, None))
         }?;
 
-        // SAFETY: The job depends on all work up to `usage`, to which moves belong.
+        // SAFETY: The job depends on all work up to `usage`, including moves.
         unsafe { obj.ttm().replace_late(&mut request.locked.resv(), &fence) };
         if !clear {
             obj.ttm().count_move();
@@ -448,7 +447,7 @@ impl<T: TtmObject> Queued<'_, T> {
         let to_system = unsafe { (*to).mem_type } == bindings::TTM_PL_SYSTEM;
 
         if self.clear {
-            // The previous content of the object is not used, if it had any.
+            // Any previous content of the object is unused.
             // SAFETY: By the type invariant. TTM has made room for the fence, and nothing was added
             // since.
             unsafe {
@@ -464,15 +463,16 @@ impl<T: TtmObject> Queued<'_, T> {
             return;
         }
 
-        // TTM keeps the old memory until the copy is done if the object is not evicted. Else it
-        // gives VRAM to other objects at once: the engine works in order, and other engines wait
-        // for the fence, which TTM keeps for that. A core driver that reuses the VRAM would not
-        // wait. For that one TTM would wait here, for all work of all objects that share the
-        // reservation, and might give up: it gets a move whose copy is done instead. So does one to
-        // memory that no device accesses, from whose pages the job has to be gone.
+        // If the object is not evicted, TTM keeps the old memory until the copy is done. Otherwise
+        // it gives VRAM to other objects at once. The engine works in order, and other engines wait
+        // for the fence, which TTM keeps for this purpose. A core driver reusing the VRAM would not
+        // wait. For such a driver TTM would wait here, for all work of all objects with the same
+        // reservation, and might give up. In this case the code below waits for the copy and gives
+        // TTM a finished move. It does the same for a move to memory that no device accesses,
+        // because the job must no longer use its pages.
         let without_wait =
             !to_system && (!evict || from_vram && obj.ttm().allocator().is_pipelined());
-        // SAFETY: By the type invariant. The fence was made for this move, and TTM has made room
+        // SAFETY: By the type invariant. The fence was created for this move, and TTM has made room
         // for it.
         let is_over = without_wait
             && unsafe {
@@ -482,7 +482,7 @@ impl<T: TtmObject> Queued<'_, T> {
         if !is_over {
             // The wait is not interruptible, so it does not fail.
             let _ = self.fence.wait(false);
-            // SAFETY: As above. The copy was the last one to use the old memory: it came after all
+            // SAFETY: As above. The copy was the last user of the old memory: it came after all
             // work on the object.
             unsafe {
                 if to_vram {
@@ -520,9 +520,9 @@ unsafe fn move_object<T: TtmObject>(
 impl<T: TtmObject> LockedObject<'_, Object<T>> {
     /// Returns the usage of the fences of all work on the object.
     fn usage(&self) -> Usage {
-        // Private objects share the reservation, to which jobs that reach some of them by page
-        // tables add fences of `Bookkeep`. Those jobs do not use an object that no page table
-        // shows; the layer knows which ones are shown if the driver has `MAPPINGS`.
+        // Private objects share the reservation. Jobs with access to some of them through page
+        // tables add fences of `Bookkeep` to it. Such jobs do not use an object that no page table
+        // shows; the layer knows the shown objects if the driver has `MAPPINGS`.
         if self.obj.is_private() && Object::<T>::CALLER.is_some() && !self.is_shown() {
             Usage::Read
         } else {
@@ -530,15 +530,15 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         }
     }
 
-    /// Returns whether work of clients or of other devices on the object is not done.
+    /// Returns whether work of clients or other devices on the object is pending.
     fn is_used(&mut self) -> bool {
         let (ttm, usage) = (self.obj.ttm(), self.usage());
 
         ttm.is_used(&self.resv(), usage)
     }
 
-    /// Returns whether a move would have to wait for work that depends on another device. It would
-    /// wait with the reservation held, and for 15 seconds at most.
+    /// Returns whether a move would have to wait for work depending on another device. It would
+    /// wait with the reservation held, for 15 seconds at most.
     pub fn would_wait(&mut self) -> bool {
         let (ttm, usage) = (self.obj.ttm(), self.usage());
 
@@ -546,18 +546,18 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
     }
 }
 
-/// Returns whether an object of TTM can be evicted: it has its content, and is one of `victims`.
+/// Returns whether an object of TTM can be evicted: it has its content and is one of `victims`.
 ///
 /// # Safety
 ///
-/// `bo` must be an object of a device of `T`, which may be a ghost, with its reservation held.
+/// `bo` must be an object of a device of `T`, possibly a ghost. Its reservation must be held.
 pub(crate) unsafe fn can_leave<T: TtmObject>(
     bo: *mut bindings::ttm_buffer_object,
     victims: Victims,
 ) -> bool {
     // SAFETY: As promised by the caller.
     let Some(obj) = (unsafe { Object::<T>::from_bo(bo) }) else {
-        // A ghost is not moved, but waited for.
+        // A ghost is waited for instead of moved.
         // SAFETY: The reservation of a valid object is valid.
         let resv = unsafe { DmaResv::from_raw((*bo).base.resv) };
 
@@ -578,8 +578,8 @@ pub(crate) unsafe fn can_leave<T: TtmObject>(
 
 /// Undoes [`LockedObject::take_off_lru`] of an object that is about to be freed.
 ///
-/// If the engine still works on the object, it is freed later, and evictions find it on the LRU
-/// list and wait for that.
+/// If the engine still works on the object, it is freed later; evictions find it on the LRU list
+/// and wait for the engine.
 ///
 /// # Safety
 ///
@@ -588,13 +588,13 @@ pub(crate) unsafe fn can_leave<T: TtmObject>(
 // Not inlined into modules, which cannot call the function.
 #[inline(never)]
 pub(super) unsafe fn put_on_lru(bo: *mut bindings::ttm_buffer_object) {
-    // The reservation must not be waited for, because this task may hold others. A task that evicts
-    // may hold it: one that has met the object on the list while it was being validated. So this is
-    // done with the lock of the list alone, as in `ttm_bo_release()`.
+    // This task may hold other reservations and must not wait for this one. An evicting task may
+    // hold it, if it has met the object on the list while the object was being validated. So this
+    // is done with only the lock of the list, as in `ttm_bo_release()`.
     // SAFETY: By the safety requirements. An object without a reference is not pinned by other
     // code. Its resource does not change either: an eviction that sees it unpinned allocates
-    // another one first, which takes the lock. An object in VRAM has no `ttm`, for which TTM wants
-    // the reservation to be held.
+    // another resource first, and takes the lock for it. TTM wants the reservation held only for a
+    // `ttm`, and an object in VRAM has none.
     unsafe {
         let lock = &raw mut (*(*bo).bdev).lru_lock;
 
@@ -605,7 +605,7 @@ pub(super) unsafe fn put_on_lru(bo: *mut bindings::ttm_buffer_object) {
     }
 }
 
-/// Destroys the `ttm` of an object, if it has one, with its pages.
+/// Destroys the `ttm` of an object, if any, with its pages.
 ///
 /// # Safety
 ///

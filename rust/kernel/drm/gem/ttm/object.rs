@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What a driver implements for its objects.
+//! The interface between TTM objects and their driver.
 
 use super::{
     client::{
@@ -35,50 +35,48 @@ use crate::{
 
 /// The driver's part of an object that TTM places and moves.
 ///
-/// It must not own a reference to the DRM device, nor to an object: it may be dropped by a worker
-/// that the release of the device waits for. The object itself keeps the device alive.
+/// It must not own a reference to the DRM device or to an object: the release of the device waits
+/// for a worker that may drop it. The object itself keeps the device alive.
 ///
 /// See [`gem::ttm`](super) for an example.
 ///
 /// # Moves
 ///
-/// The task that causes a move does not wait for it. The fence of the move is in the reservation
-/// with usage [`Kernel`](crate::dma_resv::Usage::Kernel); faults, importers and the next job that
-/// is not a move by the same engine wait for it. The memory that an evicted object left is reused at
-/// once, protected by the order of the moves of one engine, and by fences otherwise. If a move fails,
-/// users of the object get `EIO`. Mappings are invalidated before a move, and the move waits for
-/// the fences that importers have added to the reservation.
+/// The task causing a move does not wait for it. The fence of the move is in the reservation with
+/// usage [`Kernel`](crate::dma_resv::Usage::Kernel). Faults and importers wait for it, and so does
+/// the next job unless it is a move by the same engine. The old memory of an evicted object is
+/// reused at once, protected by the order of the moves of one engine and by fences otherwise. If a
+/// move fails, users of the object get `EIO`. Mappings are invalidated before a move, and the move
+/// waits for the fences added to the reservation by importers.
 ///
 /// # Lifetimes
 ///
-/// The [`Device`] lives as long as the DRM device, because objects do; every object keeps the DRM
-/// device alive. When the driver is unbound, the content of VRAM is lost, and no user can access it
+/// The [`Device`] lives as long as the DRM device because objects do; every object keeps the DRM
+/// device alive. When the driver is unbound, the content of VRAM is lost and no user can access it
 /// any more: the DRM file returns `ENODEV`, mappings end in `SIGBUS`, and importers were notified.
-/// No object is moved after that, and VRAM is no region of the cgroup controller `dmem` any more.
-/// The addresses are not reused either: they belong to a device without a driver, whose next driver
-/// makes a [`Device`] of its own.
+/// After an unbind no object moves, and VRAM is no region of the cgroup controller `dmem` any more.
+/// The addresses are not reused either: they belong to a device without a driver. Its next driver
+/// creates its own [`Device`].
 ///
 /// # Locking
 ///
 /// From the outside to the inside:
 ///
-/// 1. `mmap_lock`, held by a fault,
-/// 2. the callbacks of the driver that suspend and resume the device, which lockdep knows as
-///    `pm::callbacks`: a task that resumes the device waits for them, and they take the locks
-///    below,
-/// 3. the semaphore of [`Device::exec`], which lets one caller try alone after several have blocked
-///    each other,
-/// 4. the reservation of an object. Eviction holds a second one, whose lock is only tried, unless
-///    the first one was taken with the ticket of [`Exec`](drm::exec::Exec),
-/// 5. the mutex with which windows of an aperture are made,
-/// 6. the SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard), in which VRAM is accessed;
-///    unbinding waits for it. Ioctls have entered it before all of these,
-/// 7. the mutex of the order of moves, or of the copies of a client, held while a driver queues a
-///    job, and inside of it those of [`drm::queue`],
-/// 8. the lock of the allocator of VRAM, that of its quarantine, that of the list of tables that
-///    are mapped for engines, that of the list of windows, and inside of TTM the
-///    `lru_lock`,
-/// 9. the lock of the list of all objects, which is taken last.
+/// 1. `mmap_lock`, held by a fault.
+/// 2. The driver's suspend and resume callbacks, known to lockdep as `pm::callbacks`: a task that
+///    resumes the device waits for them, and they take the locks below.
+/// 3. The semaphore of [`Device::exec`]: after several callers have blocked each other, it lets one
+///    try alone.
+/// 4. The reservation of an object. Eviction holds a second one. Its lock is only tried, unless the
+///    first one was taken with the ticket of [`Exec`](drm::exec::Exec).
+/// 5. The mutex for the creation of windows of an aperture.
+/// 6. The SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard) around accesses to VRAM;
+///    unbinding waits for it. Ioctls have entered it before all of these.
+/// 7. The mutex of the order of moves or of the copies of a client, held while a driver queues a
+///    job. Inside of it those of [`drm::queue`].
+/// 8. The locks of the allocator of VRAM, of its quarantine, of the list of tables mapped for
+///    engines, of the list of windows, and inside of TTM the `lru_lock`.
+/// 9. The lock of the list of all objects, taken last.
 ///
 /// Callbacks of TTM run with 4 held and must not take another reservation.
 pub trait TtmObject:
@@ -89,11 +87,11 @@ pub trait TtmObject:
     /// [`mapping_hooks`](gem::mappings::mapping_hooks).
     const MAPPINGS: gem::MappingHooks<Self> = gem::MappingHooks::NONE;
 
-    /// The windows through which peers and the CPU see VRAM, for a device whose BAR does not show
-    /// it at all times: see [`aperture_hook`](gem::aperture::aperture_hook).
+    /// The windows through which peers and the CPU see VRAM, for a device whose BAR does not always
+    /// show it: see [`aperture_hook`](gem::aperture::aperture_hook).
     const APERTURE: ApertureHook<Self> = ApertureHook::NONE;
 
-    /// Returns the memory of the device, which is a part of `data`.
+    /// Returns the memory of the device, a part of `data`.
     fn ttm(data: &<Self::Driver as drm::Driver>::Data) -> &Device<Self>;
 
     /// Returns where the object may live. The answer must not change.
@@ -101,21 +99,21 @@ pub trait TtmObject:
     /// May be called with a spinlock held.
     fn domain(&self) -> Domain;
 
-    /// Returns whether processes map the object for direct I/O: with struct pages, so that reads
-    /// and writes with `O_DIRECT` let a disk access VRAM. The answer must not change.
+    /// Returns whether processes map the object for direct I/O: with struct pages, so a disk can
+    /// access VRAM by reads and writes with `O_DIRECT`. The answer must not change.
     ///
-    /// Such a mapping pins the object in VRAM, see [`PinAccount`]. It is one of an open file of the
-    /// device: that of a dma-buf is an ordinary one.
+    /// Such a mapping pins the object in VRAM, see [`PinAccount`]. It belongs to an open file of
+    /// the device: a mapping of a dma-buf is an ordinary one.
     fn direct_io(&self) -> bool {
         false
     }
 
-    /// Returns the struct pages of the BAR that shows VRAM, if there are any. [`Self::direct_io`]
-    /// needs them. The BAR shows VRAM at all times, without [`Self::APERTURE`].
+    /// Returns the struct pages of the BAR showing VRAM, if any. [`Self::direct_io`] needs them.
+    /// Such a BAR shows VRAM at all times, without [`Self::APERTURE`].
     ///
     /// Called while the driver is bound, with or without the reservation of an object. The answer
-    /// must not change: an unbind waits for the pages that are mapped, and would wait for ever for
-    /// pages that are not returned here any more.
+    /// must not change: an unbind waits for the mapped pages. It would wait for ever for pages that
+    /// are no longer returned here.
     fn pages<'a>(
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'_>,
     ) -> Option<&'a BarPages<'a>> {
@@ -123,20 +121,20 @@ pub trait TtmObject:
         None
     }
 
-    /// Returns the account of `file` to which pins of objects are charged, if the driver keeps one:
-    /// see [`PinAccount`].
+    /// Returns the account of `file` charged for pins of objects, if the driver keeps one: see
+    /// [`PinAccount`].
     fn pins(file: &ClientOf<Self>) -> Option<&Arc<PinAccount>> {
         let _ = file;
         None
     }
 
-    /// The engine that moves, clears and copies the content of objects, see [`Work`].
+    /// The engine that moves, clears and copies the content of objects: see [`Work`].
     type Engine<'a, 'bound: 'a>: Engine<Ring = Self::Ring>;
 
-    /// The ring that does the copies of clients: [`Engine::Ring`].
+    /// The ring for the copies of clients: [`Engine::Ring`].
     type Ring: RingOps;
 
-    /// Returns the engine with the number `index`: 0, or the index of a name that was passed to
+    /// Returns the engine with the number `index`: 0, or the index of a name passed to
     /// [`Device::with_engines`].
     ///
     /// Called with the reservation of an object held, while the driver is bound.
@@ -153,18 +151,18 @@ pub trait TtmObject:
         0
     }
 
-    /// Ends all jobs, because the DRM device was unplugged: no job is made any more, and the
+    /// Ends all jobs because the DRM device was unplugged: no job is created any more, and the
     /// addresses of jobs are about to become invalid.
     ///
-    /// For engines that do DMA. They must have ended all jobs when this returns, and access no
-    /// memory. Called before the last calls of [`gem::Mappings`], and before the registration data
+    /// For engines that do DMA. When this returns, they must have ended all jobs and access no
+    /// memory. Called before the last calls of [`gem::Mappings`] and before the registration data
     /// is dropped. No reservation is held; may sleep.
     fn end_jobs(reg: &<Self::Driver as drm::Driver>::RegistrationData<'_>) {
         let _ = reg;
     }
 
-    /// Returns the user that has VRAM from the same [`Allocator`](drm::vram::Allocator) beside the
-    /// objects, if there is one.
+    /// Returns the user with VRAM from the same [`Allocator`](drm::vram::Allocator) beside the
+    /// objects, if any.
     ///
     /// Called with the reservation of an object held, while the driver is bound.
     /// [`Device::make_room`] is for the other direction.
@@ -175,12 +173,10 @@ pub trait TtmObject:
         None
     }
 
-    /// Makes writes of the CPU to an object in VRAM through the BAR visible to the device and to
-    /// peers.
+    /// Makes CPU writes to an object in VRAM through the BAR visible to the device and to peers.
     ///
     /// Called with the reservation of the object held, while the driver is bound. A device with
     /// caches between the BAR and VRAM flushes them here, too.
-    /// [`CpuEngine::flush`](drm::ttm::CpuEngine::flush) is for devices
-    /// without such caches.
+    /// [`CpuEngine::flush`](drm::ttm::CpuEngine::flush) is for devices without such caches.
     fn flush(reg: &<Self::Driver as drm::Driver>::RegistrationData<'_>, vram: &Ranges);
 }

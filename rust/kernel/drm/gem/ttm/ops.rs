@@ -50,13 +50,13 @@ crate::drm::gem::impl_aref_for_gem_obj! {
 
 impl<T: TtmObject> IntoGEMObject for Object<T> {
     fn as_raw(&self) -> *mut bindings::drm_gem_object {
-        // SAFETY: `bo` is valid; no reference is made.
+        // SAFETY: `bo` is valid; no reference is created.
         unsafe { &raw mut (*self.bo.get()).base }
     }
 
     unsafe fn from_raw<'a>(gem: *mut bindings::drm_gem_object) -> &'a Self {
-        // SAFETY: The GEM object is the first field of the first field of a `Self`, and valid for
-        // `'a` as the caller promises.
+        // SAFETY: The GEM object is the first field of the first field of a `Self` and valid for
+        // `'a`, as the caller promises.
         unsafe { &*gem.cast() }
     }
 }
@@ -84,8 +84,8 @@ impl<T: TtmObject> AllocImpl for Object<T> {
 
 /// # Safety
 ///
-/// Called by the DRM core with an object of this class, to which an open file of `T::Driver` gets a
-/// handle.
+/// Called by the DRM core when an open file of `T::Driver` gets a handle to an object of this
+/// class.
 pub(super) unsafe extern "C" fn open_callback<T: TtmObject>(
     gem: *mut bindings::drm_gem_object,
     file: *mut bindings::drm_file,
@@ -116,12 +116,12 @@ pub(super) unsafe extern "C" fn free_callback<T: TtmObject>(gem: *mut bindings::
 
     // From here on no task can get a reference.
     obj.ttm().remove(obj.id());
-    // Processes that have mapped the object have a reference, so no mapping is left.
+    // Processes with mappings of the object have references, so no mapping is left.
     obj.close_window();
 
     // SAFETY: The object is valid and part of a TTM object. By the type invariant of `Object` it
     // has a reference to the device. TTM may use the rest of the object until the device is
-    // released, which waits for that.
+    // released, and the release waits for that.
     unsafe {
         let dev = (*gem).dev;
 
@@ -136,7 +136,7 @@ pub(super) unsafe extern "C" fn free_callback<T: TtmObject>(gem: *mut bindings::
 
 /// # Safety
 ///
-/// Called with a device of `T::Driver` that was unplugged, whose registration data is still there.
+/// Called with an unplugged device of `T::Driver` whose registration data still exists.
 unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
     // SAFETY: The device was registered, and its data is not dropped before this returns.
     let registered: &drm::Device<T::Driver, drm::Registered> =
@@ -147,8 +147,8 @@ unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
         // SAFETY: As promised by the caller.
         unsafe { placed::unplugging_callback::<T>(dev) };
     }
-    // These are last, because they wait for work that others have started.
-    // SAFETY: As promised by the caller, the device is valid, and of `T::Driver`. The unplug has
+    // These are last because they wait for work of other devices or processes.
+    // SAFETY: As promised by the caller, the device is valid and of `T::Driver`. The unplug has
     // zapped the mappings of processes.
     unsafe {
         let drm: &drm::Device<T::Driver> = drm::Device::from_raw(dev);
@@ -161,7 +161,7 @@ unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
 
 /// # Safety
 ///
-/// Called with a device of `T::Driver` that was unplugged.
+/// Called with an unplugged device of `T::Driver`.
 unsafe fn unplugged_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
     // SAFETY: The device is valid and of `T::Driver`.
     let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
@@ -171,11 +171,11 @@ unsafe fn unplugged_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
 
 /// # Safety
 ///
-/// Called by TTM when the object has no user any more, or [`Object::new`] failed.
+/// Called by TTM when the object has no user any more or [`Object::new`] failed.
 pub(super) unsafe extern "C" fn destroy_callback<T: TtmObject>(
     bo: *mut bindings::ttm_buffer_object,
 ) {
-    // SAFETY: The object is an `Object<T>` in a box, which nobody else uses. Its device is not
+    // SAFETY: The object is an `Object<T>` in a box without another user. Its device is not
     // released before this returns.
     unsafe {
         let obj = container_of!(Opaque::cast_from(bo), Object<T>, bo).cast_mut();
@@ -191,7 +191,7 @@ pub(super) unsafe extern "C" fn destroy_callback<T: TtmObject>(
 ///
 /// # Safety
 ///
-/// Called by the DRM core with an object of this class, maybe with a spinlock held.
+/// Called by the DRM core with an object of this class, possibly with a spinlock held.
 pub(super) unsafe extern "C" fn status_callback<T: TtmObject>(
     gem: *mut bindings::drm_gem_object,
 ) -> bindings::drm_gem_object_status {
@@ -204,7 +204,7 @@ pub(super) unsafe extern "C" fn status_callback<T: TtmObject>(
     }
 }
 
-/// Exports an object as the DRM core does, and records the client.
+/// Exports an object as the DRM core does and records the client.
 ///
 /// # Safety
 ///

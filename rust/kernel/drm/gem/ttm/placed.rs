@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The place of an object, for page tables of the device.
+//! The place of an object for page tables of the device.
 //!
 //! See [`gem::mappings`](crate::drm::gem::mappings).
 //!
@@ -51,7 +51,7 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// The place of an object, as long as its reservation is held and it does not move.
+/// The place of an object while its reservation is held and it does not move.
 pub struct Placed<'a>(Spot<'a>);
 
 enum Spot<'a> {
@@ -62,7 +62,7 @@ enum Spot<'a> {
 }
 
 impl Placed<'_> {
-    /// Returns the address of offset `at` of the object, and the number of contiguous bytes from
+    /// Returns the address of offset `at` of the object and the number of contiguous bytes from
     /// there on. Returns [`None`] behind the end.
     pub fn address(&self, at: u64) -> Option<(Address, u64)> {
         match &self.0 {
@@ -72,13 +72,13 @@ impl Placed<'_> {
         }
     }
 
-    /// Returns the address of the page at offset `at` of the object, and the number of contiguous
+    /// Returns the address of the page at offset `at` of the object and the number of contiguous
     /// bytes from there on, for an entry of a page table that maps a whole page.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is no such page, or if its bytes are no page of the memory: the segments
-    /// of an imported buffer may begin and end inside of pages.
+    /// `EINVAL` if there is no such page or if its bytes are no page of the memory: the segments of
+    /// an imported buffer may begin and end inside of pages.
     pub fn page(&self, at: u64) -> Result<(Address, u64)> {
         let (address, len) = self.address(at).ok_or(EINVAL)?;
         let (Address::Vram(start) | Address::Dma(start) | Address::System(start)) = address;
@@ -90,9 +90,9 @@ impl Placed<'_> {
     }
 }
 
-/// Returns the offset that a list of ranges has for `at`, and the number of contiguous bytes there.
+/// Returns the offset for `at` in a list of ranges and the number of contiguous bytes there.
 fn piece(ranges: &[Range], at: u64) -> Option<(u64, u64)> {
-    // OVERFLOW: Ranges are inside of the object, of VRAM, and of what a device can address.
+    // OVERFLOW: Ranges are inside of the object and of VRAM or the address space of the device.
     let range = ranges.get(ranges.partition_point(|r| r.at + r.len <= at))?;
     let skip = at - range.at;
 
@@ -108,7 +108,7 @@ fn page_address(pages: &[*mut bindings::page], at: u64) -> Option<(Address, u64)
     Some((Address::System(phys + skip), PAGE_SIZE as u64 - skip))
 }
 
-/// Returns the pieces of a table in the order of the buffer, with their DMA addresses.
+/// Returns the pieces of a table in the order of the buffer with their DMA addresses.
 pub(super) fn pieces(table: &SGTable) -> Result<KVVec<Range>> {
     ranges(
         table
@@ -117,13 +117,13 @@ pub(super) fn pieces(table: &SGTable) -> Result<KVVec<Range>> {
     )
 }
 
-/// Returns consecutive pieces, given by their DMA addresses and lengths.
+/// Returns consecutive pieces given by their DMA addresses and lengths.
 fn ranges(pieces: impl Iterator<Item = (u64, u64)>) -> Result<KVVec<Range>> {
     let (mut ranges, mut at) = (KVVec::<Range>::new(), 0);
 
     for (offset, len) in pieces {
         match ranges.last_mut() {
-            // OVERFLOW: Pieces are inside of what a device can address.
+            // OVERFLOW: Pieces are inside of the address space of the device.
             Some(last) if last.offset + last.len == offset => last.len += len,
             _ => ranges.push(Range { at, offset, len }, GFP_KERNEL)?,
         }
@@ -137,26 +137,26 @@ impl<T: TtmObject> Object<T> {
 }
 
 impl<T: TtmObject> LockedObject<'_, Object<T>> {
-    /// Returns where the object is, for a page table of `dev`, which may show it until
+    /// Returns the place of the object for a page table of `dev`. The table may show it until
     /// [`Mappings::zap`](crate::drm::gem::Mappings::zap).
     ///
-    /// The object is in VRAM, or in system memory that a device may access: see [`Self::validate`].
-    /// An imported buffer is mapped, and stays where it is until the reservation is unlocked. The
+    /// The object is in VRAM or in device-accessible system memory: see [`Self::validate`]. An
+    /// imported buffer is mapped and stays where it is until the reservation is unlocked. The
     /// content may still be on its way there: work that uses the addresses depends on the fences
-    /// with usage [`Kernel`](crate::dma_resv::Usage::Kernel), and adds a fence of its own to the
-    /// reservation. Work that was begun before, and uses the same page table, does not depend on
-    /// them: if there may be such work, these fences are waited for before the entries are written.
+    /// with usage [`Kernel`](crate::dma_resv::Usage::Kernel) and adds a fence of its own to the
+    /// reservation. Earlier work that uses the same page table does not depend on them: if there
+    /// may be such work, these fences are waited for before the entries are written.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the object belongs to another device, or is in system memory that could be
+    /// - `EINVAL` if the object belongs to another device or is in system memory that could be
     ///   swapped out.
-    /// - `EIO` if the object has lost its content, because a move of it failed. A move that is
-    ///   under way may still fail: work that uses the addresses keeps [`Self::arrival`], and does
-    ///   not begin if the content was lost. A task that has waited for it calls
-    ///   [`Self::check_content`].
-    /// - `ENOMEM` if memory runs out, `ERESTARTSYS` if a signal arrived.
-    /// - Those of [`Import::map`](super::Import::map).
+    /// - `EIO` if a failed move has lost the content of the object. A pending move may still fail:
+    ///   work that uses the addresses keeps [`Self::arrival`] and does not begin if the content was
+    ///   lost. A task that has waited for it calls [`Self::check_content`].
+    /// - `ENOMEM` if memory runs out.
+    /// - `ERESTARTSYS` if a signal arrived.
+    /// - The errors of [`Import::map`](super::Import::map).
     ///
     /// # Examples
     ///
@@ -229,7 +229,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
     ) -> Result<Placed<'_>> {
         let obj = self.obj;
 
-        // An unplug waits until `dev` is released, and then clears the flag.
+        // An unplug waits until `dev` is released and then clears the flag.
         // SAFETY: The object is valid.
         if unsafe { (*obj.as_raw()).dev } != dev.as_raw() {
             return Err(EINVAL);
@@ -242,7 +242,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         }
 
         self.check_content()?;
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation guards the cell and is held.
         unsafe { *obj.shown.get() = true };
 
         if self.mem_type() == Some(MemType::Vram) {
@@ -255,8 +255,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         // SAFETY: The object is valid, and its reservation is held.
         to_result(unsafe { bindings::ttm_bo_populate(self.bo(), &mut ctx.0) })?;
         let tt = self.tt().ok_or(EINVAL)?;
-        // SAFETY: The `ttm` belongs to the object, whose reservation is held, and has all of its
-        // pages.
+        // SAFETY: The `ttm` belongs to the reserved object and has all of its pages.
         match unsafe { obj.ttm().table_of_pages(dev.as_raw(), tt) }? {
             Some(table) => Ok(Placed(Spot::Dma(ranges(Segments::of(&table))?))),
             None => self.populated().map(Spot::Pages).map(Placed).ok_or(EINVAL),
@@ -265,9 +264,9 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
 
     /// Returns whether offset `at` of the object is at `address` now.
     ///
-    /// For checks of a page table: changes nothing, and returns no address. If the buffer of
-    /// another device was invalidated, and the work of the device on it is not done, it still
-    /// counts as being at its old address.
+    /// For checks of a page table: changes nothing and returns no address. If the buffer of another
+    /// device was invalidated while work of the device on it is pending, it still counts as being
+    /// at its old address.
     pub fn is_at(&mut self, at: u64, address: Address) -> bool {
         let obj = self.obj;
         let found = if let Some(import) = &obj.import {
@@ -291,7 +290,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
     ///
     /// # Errors
     ///
-    /// - `EFAULT` if offset `at` of the object is not at `address` now, or the bytes cross the end
+    /// - `EFAULT` if offset `at` of the object is not at `address` now or the bytes cross the end
     ///   of a page.
     /// - `EOPNOTSUPP` if `address` is not in system memory of this device.
     pub fn read_system(&self, at: u64, address: Address, to: &mut [u8]) -> Result {
@@ -311,8 +310,9 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
             .get(usize::try_from(at >> PAGE_SHIFT)?)
             .ok_or(EFAULT)?;
 
-        // SAFETY: The page is one of the object, and stays while the reservation is held. The bytes
-        // are inside of it; others may write to them meanwhile, as to all shared memory.
+        // SAFETY: The page is one of the object and stays while the reservation is held. The bytes
+        // are inside of it. Devices and processes may write to them meanwhile, as to all shared
+        // memory.
         unsafe {
             let from = bindings::kmap_local_page(page);
 
@@ -331,7 +331,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         NonNull::new(unsafe { (*self.bo()).ttm })
     }
 
-    /// Returns the pages of an object that is in system memory which a device may access.
+    /// Returns the pages of an object in device-accessible system memory.
     fn populated(&self) -> Option<&[*mut bindings::page]> {
         if self.mem_type() != Some(MemType::Tt) {
             return None;
@@ -353,21 +353,21 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
 
     /// Returns whether a page table of the device may show the object.
     pub(super) fn is_shown(&self) -> bool {
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation guards the cell and is held.
         Object::<T>::CALLER.is_some() && unsafe { *self.obj.shown.get() }
     }
 
-    /// Notifies the driver that the object is about to move, if a page table may show it.
+    /// Notifies the driver of an upcoming move of the object if a page table may show it.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device is just being unplugged, which will notify the driver.
+    /// `ENODEV` if the device is just being unplugged. The unplug will notify the driver.
     pub(super) fn notify_evicted(&self) -> Result {
         // SAFETY: The reservation is held, and the device is registered or that is checked.
         unsafe { self.call(Call::Evicted, When::Registered) }
     }
 
-    /// Has the driver clear the entries of its page tables, if they may show the object.
+    /// Has the driver clear the entries of its page tables if they may show the object.
     ///
     /// # Errors
     ///
@@ -377,13 +377,13 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         unsafe { self.call(Call::Zap, When::Registered) }
     }
 
-    /// Makes both calls, and has the buffer of another device unmapped.
+    /// Makes both calls and has the buffer of another device unmapped.
     ///
     /// # Safety
     ///
-    /// The device of the object must be unplugged, and its registration data still be there.
+    /// The device of the object must be unplugged and its registration data still exist.
     pub(super) unsafe fn unplug(&mut self) {
-        // A device that is gone does no work, so there is no wait.
+        // An unplugged device does no work, so there is no wait.
         let obj = self.obj;
         if let Some(import) = &obj.import {
             // SAFETY: As promised by the caller.
@@ -421,7 +421,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
 }
 
 impl<T: TtmObject> ObjectGuard<'_, T> {
-    /// Returns where the object is, for a page table of `dev`.
+    /// Returns the place of the object for a page table of `dev`.
     ///
     /// See [`LockedObject::placed`].
     ///
@@ -446,14 +446,14 @@ impl<T: TtmObject> ObjectGuard<'_, T> {
 
 /// # Safety
 ///
-/// Called with a device of `T::Driver` that was unplugged, whose registration data is still there.
+/// Called with an unplugged device of `T::Driver` whose registration data still exists.
 pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
     // SAFETY: The device is valid and of `T::Driver`.
     let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
     let ttm = T::ttm(drm);
     let mut next = 0;
 
-    // No page table has an address of an object that is not on the list yet, and none gets one now.
+    // No page table has an address of an object not yet on the list, and none gets one now.
     while let Some(obj) = ttm.object_from(next) {
         next = obj.id() + 1;
         // The wait is not interruptible, so it does not fail.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Objects that share a reservation, because they are private to one user.
+//! Objects with a shared reservation: they are private to one user.
 //!
 //! See [`gem::SharedResv`](crate::drm::gem::SharedResv).
 //!
@@ -25,19 +25,20 @@ use crate::{
 };
 
 impl<T: TtmObject> Object<T> {
-    /// As [`Self::new`], with the reservation `resv`, which the object keeps.
+    /// As [`Self::new`] with the reservation `resv`. The object keeps it.
     ///
     /// The object is private to the owner of that reservation, such as a
-    /// [`GpuVm`](drm::gpuvm::GpuVm): it is locked, and gets fences, together with all other objects
-    /// with the reservation, and it is not exported. If the driver has
-    /// [`MAPPINGS`](TtmObject::MAPPINGS), jobs that add fences of `Bookkeep` use only those of the
-    /// objects whose place was taken from [`LockedObject::placed`](drm::gem::LockedObject::placed), and the others
-    /// move without a wait for these jobs. If there is no room, these objects may be
-    /// evicted for it, too.
+    /// [`GpuVm`](drm::gpuvm::GpuVm), and is not exported. It is locked and gets fences together
+    /// with all other objects with the reservation. If the driver has
+    /// [`MAPPINGS`](TtmObject::MAPPINGS), a job that adds fences of `Bookkeep` uses only objects
+    /// whose place was taken from [`LockedObject::placed`](drm::gem::LockedObject::placed). The
+    /// others move without a wait for such jobs. If space is needed for the new object, objects
+    /// with the same reservation may be evicted, too.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `resv` belongs to another device, and those of [`Self::new`].
+    /// - `EINVAL` if `resv` belongs to another device.
+    /// - The errors of [`Self::new`].
     pub fn new_in(
         dev: &drm::Device<T::Driver>,
         resv: &SharedResv<T::Driver>,
@@ -53,7 +54,7 @@ impl<T: TtmObject> Object<T> {
         Self::new_with(dev, size, places, ctx, args, Some(resv.reference()))
     }
 
-    /// Returns whether the object was made by [`Self::new_in`].
+    /// Returns whether the object was created by [`Self::new_in`].
     #[inline]
     pub fn is_private(&self) -> bool {
         self.shared.is_some()
@@ -61,8 +62,8 @@ impl<T: TtmObject> Object<T> {
 }
 
 impl OpCtx {
-    /// Calls `f` with a context that allows evictions of objects with the reservation `resv`, which
-    /// this task holds.
+    /// Calls `f` with a context that allows evictions of objects with the reservation `resv`, held
+    /// by this task.
     pub(super) fn with_siblings<R>(&mut self, resv: &DmaResv, f: impl FnOnce(&mut Self) -> R) -> R {
         self.0.resv = resv.as_raw();
         self.0.allow_res_evict = true;

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! VRAM that is out of reach for a time, or loses its content.
+//! VRAM that is temporarily inaccessible or loses its content.
 //!
-//! A driver calls [`Device::begin_reset`] before VRAM is out of reach for a moment, such as in a
+//! A driver calls [`Device::begin_reset`] before VRAM is inaccessible for a moment, such as in a
 //! reset of the device.
 //!
 //! It calls [`Device::suspend`] when its device is about to be suspended, and [`Device::resume`]
 //! afterwards. Tasks that can resume the device, such as processes, wait until it is resumed.
-//! Importers cannot wait, because they map with the reservation held. So exported objects are moved
-//! to system memory, and importers are notified. If VRAM loses its content, the content of objects
-//! that cannot be moved is saved, and is put back to the same place: importers that have pinned
-//! them have their addresses. If the device was not suspended after all, the driver calls
+//! Importers cannot wait because they map with the reservation held. So exported objects are moved
+//! to system memory and importers are notified. If VRAM loses its content, the content of
+//! non-movable objects is saved. It is restored to the same place: importers that have pinned them
+//! have their addresses. If the device was not suspended after all, the driver calls
 //! [`Device::undo_suspend`] instead.
 //!
 //! # Locking
 //!
-//! All of them take the reservations of objects, one at a time. A task that has a reservation does
-//! not wait for the device to be resumed.
+//! All of them take the reservations of objects, one at a time. A task that holds a reservation
+//! does not wait for the device to be resumed.
 //!
 //! C headers: [`include/drm/ttm/ttm_tt.h`](srctree/include/drm/ttm/ttm_tt.h)
 
@@ -77,17 +77,17 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// How long a suspend waits for the work on an object, in milliseconds, as long as TTM does for a
+/// How long a suspend waits for the work on an object, in milliseconds. TTM waits as long for a
 /// move.
 pub const SAVE_TIME: Msecs = 15_000;
 
-/// How often putting back the content of an object is tried again if there is no memory.
+/// How often restoring the content of an object is tried again if there is no memory.
 const RESTORE_ATTEMPTS: usize = 100;
 
 /// The effect of a suspend on VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// VRAM is out of reach, and keeps its content.
+    /// VRAM is inaccessible and keeps its content.
     Kept,
     /// VRAM loses its content.
     Lost,
@@ -97,21 +97,20 @@ pub enum Content {
 ///
 /// # Invariants
 ///
-/// `tt` has all of its pages, and was made for an object of the valid device `bdev`.
+/// `tt` has all of its pages and was created for an object of the valid device `bdev`.
 pub(super) struct Backup {
     bdev: *mut bindings::ttm_device,
     tt: NonNull<bindings::ttm_tt>,
 }
 
-// SAFETY: The pages belong to the value, and any task may use it.
+// SAFETY: The pages belong to the value. Any task may use it.
 unsafe impl Send for Backup {}
 
 impl Backup {
     /// # Safety
     ///
-    /// `bo` must be an object of a [`Device`] that stays valid as long as the value, and its
-    /// reservation must be held.
-    // Not inlined into modules, which cannot call the functions.
+    /// `bo` must be a reserved object of a [`Device`] that stays valid as long as the value.
+    // Not inlined into modules, because they cannot call the functions.
     #[inline(never)]
     unsafe fn new(bo: *mut bindings::ttm_buffer_object, ctx: &mut OpCtx) -> Result<Self> {
         // SAFETY: As promised by the caller.
@@ -139,23 +138,24 @@ impl Drop for Backup {
 }
 
 impl<T: TtmObject> Device<T> {
-    /// Prepares for a time in which VRAM is out of reach, and maybe loses its content.
+    /// Prepares for a time in which VRAM is inaccessible and may lose its content.
     ///
-    /// For the callback of a driver that suspends its device, or lets the system sleep. Exported
+    /// For the callback of a driver that suspends its device or lets the system sleep. Exported
     /// objects are moved to system memory, and importers are notified. With [`Content::Lost`] all
-    /// objects that can be moved are moved, and the content of the others is saved. Processes lose
-    /// their mappings, and an access resumes the device. May be called again before
-    /// [`Self::resume`]: changes since the first call are then saved, too. Does nothing before the
-    /// registration. `ctx` says whether to wait for the work of others on the objects.
+    /// movable objects are moved, and the content of the others is saved. Processes lose their
+    /// mappings, and an access resumes the device. May be called again before [`Self::resume`]:
+    /// changes since the first call are then saved, too. Does nothing before the registration.
+    /// `ctx` says whether to wait for the work of others on the objects.
     ///
     /// # Errors
     ///
-    /// On an error the device must not be suspended, and nothing was lost.
+    /// On an error the device must not be suspended. Nothing was lost.
     ///
     /// - `EBUSY` if an object is in use and `ctx` says not to wait, or the wait takes too long.
-    /// - `EAGAIN` if there is no room in system memory.
+    /// - `EAGAIN` if there is no space in system memory.
     /// - `ENODEV` if the DRM device is not registered.
-    /// - `ENOMEM` if memory runs out, and the error of a move.
+    /// - `ENOMEM` if memory runs out.
+    /// - The error of a move.
     pub fn suspend(&self, content: Content, ctx: &mut OpCtx) -> Result {
         self.zap_mappings();
         let ret =
@@ -167,11 +167,12 @@ impl<T: TtmObject> Device<T> {
         ret
     }
 
-    /// Drops the content that was saved by [`Self::suspend`], which VRAM still has.
+    /// Drops the content saved by [`Self::suspend`]. VRAM still has it.
     ///
-    /// For the callback of a driver whose device was not suspended after all. Others may have
-    /// written to VRAM meanwhile. Content that VRAM does not have, as an earlier [`Self::resume`]
-    /// could not put it back, stays saved. Objects that were moved stay where they are.
+    /// For the callback of a driver whose device was not suspended after all. Devices or processes
+    /// may have written to VRAM meanwhile. If an earlier [`Self::resume`] could not restore
+    /// content, VRAM does not have it and it stays saved. Objects that were moved stay where they
+    /// are.
     pub fn undo_suspend(&self) {
         let _ = self.for_each_object(|object| {
             if !object.obj.loss.is_away() {
@@ -181,18 +182,19 @@ impl<T: TtmObject> Device<T> {
         });
     }
 
-    /// Puts back the content that was saved by [`Self::suspend`].
+    /// Restores the content saved by [`Self::suspend`].
     ///
-    /// For the callback of a driver that has resumed its device. Objects that were moved to system
-    /// memory stay there until they are needed in VRAM.
+    /// For the callback of a driver that has resumed its device. Objects moved to system memory
+    /// stay there until they are needed in VRAM.
     ///
-    /// If content cannot be put back, all users of the object get `EIO` until a later call, or a
-    /// [`Self::suspend`], puts it back.
+    /// If content cannot be restored, all users of the object get `EIO` until a later call or a
+    /// [`Self::suspend`] restores it.
     ///
     /// # Errors
     ///
     /// - `ENODEV` if the DRM device is not registered.
-    /// - `ENOMEM` if memory runs out, and the error of a move.
+    /// - `ENOMEM` if memory runs out.
+    /// - The error of a move.
     pub fn resume(&self) -> Result {
         if !self.has_backups.load(Relaxed) {
             return Ok(());
@@ -214,25 +216,24 @@ impl<T: TtmObject> Device<T> {
         ret
     }
 
-    /// Prepares for a reset of a device that keeps the content of VRAM, but during which the
-    /// aperture does not show VRAM.
+    /// Prepares for a reset that preserves the content of VRAM while the aperture does not show
+    /// VRAM.
     ///
-    /// - The mappings of processes are removed. A process that accesses an object in VRAM waits
-    ///   until [`Self::end_reset`].
-    /// - Exported objects are moved to system memory, as far as they can be moved, and importers
-    ///   are notified, so that no importer accesses VRAM. Objects that are pinned, or may be in
-    ///   VRAM only, stay.
+    /// - The mappings of processes are removed. A process accessing an object in VRAM waits until
+    ///   [`Self::end_reset`].
+    /// - Exported objects are moved to system memory if they are movable. Importers are notified,
+    ///   so no importer accesses VRAM. Pinned and VRAM-only objects stay.
     /// - No object gets a window until [`Self::end_reset`].
     ///
-    /// The work of importers, the moves, and tasks that hold the reservation of an object are
-    /// waited for with no lock held, for `limit` at most in all. Sleeps.
+    /// Waits for the work of importers, for the moves and for tasks that hold the reservation of an
+    /// object. It holds no lock while it waits, and waits for `limit` at most in all. Sleeps.
     ///
     /// # Errors
     ///
     /// [`Self::end_reset`] has to be called after an error as well.
     ///
     /// - `ENODEV` if the DRM device is not registered.
-    /// - `EBUSY` if the work on an object, or a move, was not done in time.
+    /// - `EBUSY` if a move or the work on an object was not done in time.
     /// - The first other error of a move. The other objects have been moved then.
     pub fn begin_reset(&self, limit: Delta) -> Result {
         let time = TimeLimit {
@@ -243,16 +244,16 @@ impl<T: TtmObject> Device<T> {
         self.windows.set_closed(true);
         let ret = self.for_each_in(&time, Object::hide);
         let ret = ret.and(self.for_each_in(&time, Object::evict_exported));
-        // Copies that the engine has not made by now would have to be made after the reset.
+        // Copies not done by the engine by now would have to be done after the reset.
         ret.and(self.for_each_in(&time, Object::await_moves))
     }
 
-    /// Ends [`Self::begin_reset`], after the reset.
+    /// Ends [`Self::begin_reset`] after the reset.
     pub fn end_reset(&self) {
         self.windows.set_closed(false);
     }
 
-    /// Calls `f` for each object, and returns the first error.
+    /// Calls `f` for each object and returns the first error.
     fn for_each_in(
         &self,
         time: &TimeLimit,
@@ -281,14 +282,14 @@ impl<T: TtmObject> Device<T> {
     }
 }
 
-/// The time that a wait may take.
+/// The maximal time of a wait.
 struct TimeLimit {
     since: Instant<Monotonic>,
     limit: Delta,
 }
 
 impl TimeLimit {
-    /// Returns what is left, at least one jiffy.
+    /// Returns the remaining time, at least one jiffy.
     ///
     /// # Errors
     ///
@@ -302,7 +303,7 @@ impl TimeLimit {
         Ok(msecs_to_jiffies(left.try_into().unwrap_or(Msecs::MAX)).max(1))
     }
 
-    /// Sleeps for a moment, because another task has what is needed.
+    /// Sleeps for a moment because another task has what is needed.
     ///
     /// # Errors
     ///
@@ -315,7 +316,7 @@ impl TimeLimit {
 }
 
 impl<T: TtmObject> Object<T> {
-    /// Waits for fences, with no lock held.
+    /// Waits for fences with no lock held.
     ///
     /// # Errors
     ///
@@ -345,11 +346,11 @@ impl<T: TtmObject> Object<T> {
         }
     }
 
-    /// Reserves the object, unless it cannot be exported.
+    /// Reserves the object unless it cannot be exported.
     ///
     /// # Errors
     ///
-    /// Those of [`Self::reserve_within`].
+    /// The errors of [`Self::reserve_within`].
     fn reserve_exported(&self, time: &TimeLimit) -> Result<Option<ObjectGuard<'_, T>>> {
         if self.import.is_some() || self.is_private() {
             return Ok(None);
@@ -357,16 +358,16 @@ impl<T: TtmObject> Object<T> {
         self.reserve_within(time).map(Some)
     }
 
-    /// Removes the mappings of processes, which lead through the aperture.
+    /// Removes the mappings of processes, because they lead through the aperture.
     fn hide(&self, time: &TimeLimit) -> Result {
-        // An object that is not mapped is reserved as well: a page fault may be about to map it.
+        // An unmapped object is reserved as well: a page fault may be about to map it.
         if T::APERTURE.is_some() && self.import.is_none() {
             self.reserve_within(time)?.view().unmap_from_processes();
         }
         Ok(())
     }
 
-    /// Moves an exported object to system memory, without a wait for the move.
+    /// Moves an exported object to system memory without a wait for the move.
     fn evict_exported(&self, time: &TimeLimit) -> Result {
         loop {
             let ret = {
@@ -383,17 +384,17 @@ impl<T: TtmObject> Object<T> {
                 object.validate(&[Place::TT], &mut OpCtx::without_waiting())
             };
 
-            // Importers were notified, so that they begin no more work.
+            // Importers were notified and begin no more work.
             if ret != Err(EBUSY) {
                 return ret;
             }
             self.await_fences(Usage::Bookkeep, time)?;
-            // Another task may have the object, or what it needs.
+            // Another task may have the object or the resources it needs.
             time.pause()?;
         }
     }
 
-    /// Waits for the moves of the object, if it is exported.
+    /// Waits for the moves of the object if it is exported.
     fn await_moves(&self, time: &TimeLimit) -> Result {
         let Some(mut reserved) = self.reserve_exported(time)? else {
             return Ok(());
@@ -409,12 +410,12 @@ impl<T: TtmObject> Object<T> {
 }
 
 impl<T: TtmObject> LockedObject<'_, Object<T>> {
-    /// Moves the object to system memory or saves its content, if it is in VRAM and that is needed.
+    /// Moves the object to system memory or saves its content, if it is in VRAM and this is needed.
     fn leave_vram(&mut self, content: Content, ctx: &mut OpCtx) -> Result {
         if self.obj.import.is_some() {
             return Ok(());
         }
-        // The aperture may be out of reach as well.
+        // The aperture may be inaccessible as well.
         self.unmap_from_processes();
 
         let stays = self.is_pinned() || self.data().domain() == Domain::Vram;
@@ -426,7 +427,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         };
 
         if is_concerned && self.mem_type() == Some(MemType::Vram) {
-            // A later attempt invalidates the mappings of an object that is in use.
+            // A later attempt invalidates the mappings of an object in use.
             let ttm = self.obj.ttm();
             if ctx.0.no_wait_gpu && ttm.is_used_by_others(&self.resv(), Usage::Bookkeep) {
                 return Err(EBUSY);
@@ -447,11 +448,12 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         self.await_work(Usage::Kernel, false)
     }
 
-    /// Waits for the work on the object, as long as TTM does for a move.
+    /// Waits for the work on the object as long as TTM does for a move.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if it takes too long, `ERESTARTSYS` if a signal arrived.
+    /// - `EBUSY` if it takes too long.
+    /// - `ERESTARTSYS` if a signal arrived.
     fn await_work(&mut self, usage: Usage, is_interruptible: bool) -> Result {
         self.resv()
             .resv()
@@ -460,14 +462,15 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
             .map_err(|e| if e == ETIME { EBUSY } else { e })
     }
 
-    /// Copies the content from VRAM to the backup, which is made if there is none yet.
+    /// Copies the content from VRAM to the backup. Creates the backup if there is none yet.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if the work on the object takes too long, and the errors of a move.
+    /// - `EBUSY` if the work on the object takes too long.
+    /// - The errors of a move.
     fn save(&mut self, ctx: &mut OpCtx) -> Result {
-        // Writes of others have to be saved as well. They may be of a device that does not work any
-        // more, or of a process that is frozen.
+        // Writes by devices and processes have to be saved as well. The device may no longer work,
+        // and the process may be frozen.
         self.await_work(Usage::Bookkeep, ctx.is_interruptible())?;
 
         // If the restore fails, the content of VRAM is not that of the object.
@@ -483,7 +486,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
 
         self.transfer(&backup, true)?;
         self.obj.ttm().has_backups.store(true, Relaxed);
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation guards the cell and is held.
         unsafe { *self.obj.backup.get() = Some(backup) };
         Ok(())
     }
@@ -493,12 +496,12 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         let Some(backup) = self.take_backup() else {
             return Ok(());
         };
-        // The object was moved since, with the content that VRAM had.
+        // The object was moved since, together with the content in VRAM.
         if self.mem_type() != Some(MemType::Vram) {
             return Ok(());
         }
-        // Until the copy is made VRAM does not have the content, and the callback of a system
-        // resume is not called again. So a copy that lacks memory is tried again for a second.
+        // Until the copy is done, VRAM does not have the content. The callback of a system resume
+        // is not called again, so a copy that lacks memory is tried again for a second.
         let mut ret = self.transfer(&backup, false);
         for _ in 0..RESTORE_ATTEMPTS {
             if ret != Err(ENOMEM) {
@@ -511,7 +514,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         match ret {
             Ok(()) => self.obj.loss.set_back(),
             Err(error) => {
-                // SAFETY: The reservation, which guards the cell, is held.
+                // SAFETY: The reservation guards the cell and is held.
                 unsafe { *self.obj.backup.get() = Some(backup) };
                 self.obj.loss.set_away(error);
                 self.hide();
@@ -521,17 +524,17 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
     }
 
     fn take_backup(&mut self) -> Option<Backup> {
-        // SAFETY: The reservation, which guards the cell, is held.
+        // SAFETY: The reservation guards the cell and is held.
         unsafe { (*self.obj.backup.get()).take() }
     }
 
-    /// Copies all of the object from VRAM to `backup`, or back, and waits for the copy.
+    /// Copies all of the object from VRAM to `backup` or back and waits for the copy.
     fn transfer(&mut self, backup: &Backup, saves: bool) -> Result {
         if self.mem_type() != Some(MemType::Vram) {
             return Err(EINVAL);
         }
 
-        // SAFETY: The object is valid, and the backup, which was made for it, has its pages.
+        // SAFETY: The object is valid. The backup was created for it and has its pages.
         let table = unsafe {
             self.obj
                 .ttm()
@@ -543,7 +546,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         let vram = Side::Vram(ranges.clone());
         let (from, to) = if saves { (vram, pages) } else { (pages, vram) };
         // SAFETY: Both sides have the size of the object. The pages stay until the fence signals,
-        // which is waited for.
+        // because this function waits for the fence.
         let transfer = unsafe { Transfer::new(Some(from), to, self.obj.size()) };
         // The copy does not wait for the work of others on a pinned object.
         let mut after = KVec::new();
@@ -551,7 +554,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
             self.obj
                 .ttm()
                 .add_own_dependencies(&self.resv(), Usage::Bookkeep, &mut after)?;
-        // If the copy fails nothing is lost: the other side still has the content.
+        // If the copy fails, nothing is lost: the other side still has the content.
         let request = Request {
             work: Work::Move(transfer),
             runtime_guard: self.obj.runtime_guard_if_active(),
@@ -575,8 +578,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
 }
 
 impl<T: TtmObject> Object<T> {
-    /// Takes a runtime PM guard of the device whose memory VRAM is, without which VRAM is out of
-    /// reach.
+    /// Takes a runtime PM guard of the device with the VRAM. Without it VRAM is inaccessible.
     ///
     /// # Errors
     ///
@@ -585,13 +587,13 @@ impl<T: TtmObject> Object<T> {
         RuntimeGuard::new(self.ttm().owner())
     }
 
-    /// As [`Self::runtime_guard`], for a task that holds a reservation; [`None`] if the device is
+    /// As [`Self::runtime_guard`] for a task that holds a reservation; [`None`] if the device is
     /// suspended.
     pub(crate) fn runtime_guard_if_active(&self) -> Option<RuntimeGuard> {
         RuntimeGuard::if_active(self.ttm().owner())
     }
 
-    /// Returns the guard of [`Self::runtime_guard`] that was forgotten.
+    /// Returns the forgotten guard of [`Self::runtime_guard`].
     ///
     /// # Safety
     ///

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Objects that the kernel maps, for importers of their dma-buf.
+//! Kernel mappings of objects for importers of their dma-buf.
 //!
-//! An object does not move while it is mapped, and has a window if VRAM is seen through windows
-//! (see `windows.rs`). Mapping an object that has lost its content, because a move of it failed,
-//! fails with `EIO`.
+//! An object does not move while it is mapped. It has a window if VRAM is visible through windows
+//! (see `windows.rs`). Mapping an object fails with `EIO` if a failed move has lost its content.
 //!
 //! C header: [`include/linux/iosys-map.h`](srctree/include/linux/iosys-map.h)
 
@@ -44,7 +43,7 @@ use core::ptr::NonNull;
 
 /// # Safety
 ///
-/// Called with an object of the class `Object<T>`, with its reservation held.
+/// Called with a reserved object of the class `Object<T>`.
 pub(super) unsafe extern "C" fn vmap_callback<T: TtmObject>(
     gem: *mut bindings::drm_gem_object,
     map: *mut bindings::iosys_map,
@@ -53,8 +52,7 @@ pub(super) unsafe extern "C" fn vmap_callback<T: TtmObject>(
         // SAFETY: The object is valid and of this class.
         let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(gem) };
         if let Some(import) = &obj.import {
-            // SAFETY: The buffer is valid, and its reservation, which is that of the object, is
-            // held.
+            // SAFETY: The buffer is valid. Its reservation is that of the object and is held.
             to_result(unsafe { bindings::dma_buf_vmap(import.dma_buf().as_raw(), map) })?;
             return Ok(0);
         }
@@ -62,7 +60,7 @@ pub(super) unsafe extern "C" fn vmap_callback<T: TtmObject>(
         let mut locked = unsafe { LockedObject::assume(obj) };
 
         if locked.mem_type() == Some(MemType::Vram) && obj.runtime_guard_if_active().is_none() {
-            // The reservation is held, so the device cannot be resumed here: the resume is
+            // With the reservation held, the device cannot be resumed here: the resume is
             // requested.
             RuntimeGuard::request(obj.ttm().owner());
             return Err(EAGAIN);
@@ -95,7 +93,7 @@ unsafe fn pin_and_vmap<T: TtmObject>(
     map: *mut bindings::iosys_map,
 ) -> Result {
     match locked.pin_raw() {
-        // An object that may not be pinned in VRAM is mapped in system memory.
+        // An object whose pin would exceed a limit in VRAM is mapped in system memory.
         Err(e) if e == EDQUOT && locked.data().domain() == Domain::Either => {
             locked.validate(&[Place::TT], &mut OpCtx::uninterruptible())?;
             locked.pin_raw()
@@ -115,7 +113,7 @@ unsafe fn vmap_pinned<T: TtmObject>(
 ) -> Result {
     let bo = locked.bo();
 
-    // No move is under way, which `ttm_bo_vmap()` would not know: the pin has waited for moves.
+    // No move is pending: the pin has waited for moves. `ttm_bo_vmap()` would not notice one.
     let Some(vram) = locked.vram() else {
         // SAFETY: The object is valid, reserved and pinned.
         return to_result(unsafe { bindings::ttm_bo_vmap(bo, map) });
@@ -167,10 +165,10 @@ unsafe fn vmap_pinned<T: TtmObject>(
 }
 
 /// Maps consecutive pieces of I/O memory into the kernel, write-combined. Each piece is a physical
-/// address and a length; all of them are `size` bytes.
+/// address and a length; all of them together have `size` bytes.
 ///
-/// A part of a BAR may have struct pages. `vmap()` is for memory that has them, and `vmap_pfn()`
-/// for memory without.
+/// A part of a BAR may have struct pages. `vmap()` is for memory with struct pages, and
+/// `vmap_pfn()` is for memory without.
 // Not inlined, because the functions are not exported to modules.
 #[inline(never)]
 fn vmap(size: usize, pieces: &mut dyn Iterator<Item = (u64, u64)>) -> Result<NonNull<c_void>> {
@@ -182,13 +180,13 @@ fn vmap(size: usize, pieces: &mut dyn Iterator<Item = (u64, u64)>) -> Result<Non
         .ok_or(ENOMEM)?;
 
     map_pieces(addr, size, pieces).inspect_err(|_| {
-        // SAFETY: The address is that of the area, a part of which may be mapped.
+        // SAFETY: The address is that of the area. A part of it may be mapped.
         unsafe { bindings::vunmap(addr.as_ptr()) };
     })?;
     Ok(addr)
 }
 
-/// Maps the pieces into the area at `addr`, which has `size` bytes.
+/// Maps the pieces into the area of `size` bytes at `addr`.
 fn map_pieces(
     addr: NonNull<c_void>,
     size: usize,
@@ -205,8 +203,8 @@ fn map_pieces(
         if next > end {
             return Err(EINVAL);
         }
-        // SAFETY: The addresses are inside of an area that nothing else is mapped to, and the
-        // memory belongs to the object for as long as it is pinned.
+        // SAFETY: The addresses are inside of an area without another mapping. The memory belongs
+        // to the object for as long as it is pinned.
         to_result(unsafe {
             bindings::vmap_page_range(
                 at,
@@ -225,15 +223,15 @@ fn map_pieces(
 
 /// # Safety
 ///
-/// Called with what [`vmap_callback`] filled in, which is not used any more, with the reservation
-/// held.
+/// Called with the reservation held and with a structure filled in by [`vmap_callback`] and not
+/// used any more.
 pub(super) unsafe extern "C" fn vunmap_callback<T: TtmObject>(
     gem: *mut bindings::drm_gem_object,
     map: *mut bindings::iosys_map,
 ) {
-    // SAFETY: The object is valid, of this class, and reserved. By the safety requirements an
-    // import was mapped by `dma_buf_vmap()`, other I/O memory was returned by `vmap()`, with a
-    // runtime PM guard that was forgotten, and all other memory was mapped by `ttm_bo_vmap()`.
+    // SAFETY: The object is valid, of this class and reserved. By the safety requirements, an
+    // import was mapped by `dma_buf_vmap()`. Other I/O memory was returned by `vmap()` with a
+    // forgotten runtime PM guard. All other memory was mapped by `ttm_bo_vmap()`.
     unsafe {
         let obj: &Object<T> = IntoGEMObject::from_raw(gem);
 

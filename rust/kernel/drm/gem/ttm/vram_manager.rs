@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The manager of VRAM, on an [`Allocator`].
+//! The manager of VRAM on top of an [`Allocator`].
 //!
 //! # Locking
 //!
-//! The callbacks are called with the reservation of the object held, except for `free`, which may
-//! run on the workqueue of TTM. They only take the lock of the allocator, which sleeps, and the
-//! locks of a [`Reclaim`].
+//! The callbacks are called with the reservation of the object held. Only `free` may run on the
+//! workqueue of TTM instead. They take only the locks of a [`Reclaim`] and the lock of the
+//! allocator, which sleeps.
 //!
 //! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
 
@@ -49,7 +49,7 @@ use crate::{
 };
 use core::ops::Range;
 
-/// VRAM that is given to an object, `struct ttm_resource`.
+/// The VRAM of an object, a `struct ttm_resource`.
 #[repr(C)]
 pub(super) struct VramResource {
     base: Opaque<bindings::ttm_resource>,
@@ -65,7 +65,7 @@ impl VramResource {
 
     /// # Safety
     ///
-    /// `raw` must be a resource of [`VramManager`] that is valid for `'a`.
+    /// `raw` must be a resource of [`VramManager`], valid for `'a`.
     pub(super) unsafe fn from_raw<'a>(raw: *mut bindings::ttm_resource) -> &'a Self {
         // SAFETY: `base` is the first field, and all resources of the manager are of this type.
         unsafe { &*raw.cast() }
@@ -76,7 +76,7 @@ impl VramResource {
 ///
 /// # Invariants
 ///
-/// Once [`Self::init`] was called the value does not move.
+/// Once [`Self::init`] was called, the value does not move.
 pub(super) struct VramManager {
     man: Manager,
     allocator: Arc<Allocator>,
@@ -93,7 +93,7 @@ const fn funcs<T: TtmObject>() -> bindings::ttm_resource_manager_func {
 }
 
 impl VramManager {
-    /// Makes a manager of the memory of `allocator`.
+    /// Creates a manager of the memory of `allocator`.
     pub(super) fn new(allocator: Arc<Allocator>) -> Self {
         allocator.begin_pipelining();
         Self {
@@ -114,8 +114,8 @@ impl VramManager {
     ///
     /// # Safety
     ///
-    /// `bdev` must be an initialized device of [`Device<T>`](super::Device) of which [`Self::fini`]
-    /// is called before it is finished, and before `self` is dropped or moved.
+    /// `bdev` must be an initialized device of [`Device<T>`](super::Device). [`Self::fini`] must be
+    /// called for it before it is finished and before `self` is dropped or moved.
     pub(super) unsafe fn init<T: TtmObject>(&self, bdev: *mut bindings::ttm_device) {
         // SAFETY: By the safety requirements; the callbacks are those for this type.
         unsafe {
@@ -128,8 +128,8 @@ impl VramManager {
         };
     }
 
-    /// Moves objects to system memory until `bytes` of VRAM are free, the least recently used
-    /// first. Returns false if not enough objects can be moved without a wait for another device.
+    /// Moves the least recently used objects to system memory until `bytes` of VRAM are free.
+    /// Returns false if not enough objects can be moved without a wait for another device.
     ///
     /// # Errors
     ///
@@ -144,7 +144,7 @@ impl VramManager {
         bytes: u64,
         ctx: &mut OpCtx,
     ) -> Result<bool> {
-        // Other tasks may take what objects leave, so as much is evicted as there is, at most.
+        // Other tasks may take the freed VRAM, so the evictions are limited to the size of VRAM.
         let mut left = self.allocator.size();
 
         loop {
@@ -165,19 +165,19 @@ impl VramManager {
     ///
     /// # Safety
     ///
-    /// [`Self::init`] must have been called for `bdev`, and all remaining objects must wait for
+    /// [`Self::init`] must have been called for `bdev`. All remaining objects must be waiting for
     /// their deletion.
     pub(super) unsafe fn fini(&self, bdev: *mut bindings::ttm_device) {
         // SAFETY: By the safety requirements.
         unsafe { self.man.fini(bdev, MemType::Vram) };
     }
 
-    /// Allocates a block that no job uses, for another user.
+    /// Allocates a block, unused by any job, for another user.
     ///
     /// # Errors
     ///
-    /// The errors of [`Allocator::alloc_block`] except for `EBUSY`, and those of
-    /// [`Manager::wait_for_moves`].
+    /// - The errors of [`Allocator::alloc_block`] except for `EBUSY`.
+    /// - The errors of [`Manager::wait_for_moves`].
     ///
     /// # Safety
     ///
@@ -185,22 +185,20 @@ impl VramManager {
     pub(super) unsafe fn alloc_block(&self, size: usize) -> Result<Allocation> {
         let block = self.allocator.alloc_any_block(size)?;
 
-        // TTM has added the fence of a move to its list before it has freed the memory that the
-        // object left.
+        // TTM adds the fence of a move to its list before it frees the old memory of the object.
         // SAFETY: As promised by the caller.
         unsafe { self.man.wait_for_moves() }?;
         Ok(block)
     }
 
-    /// Returns the part of VRAM that a place allows.
+    /// Returns the part of VRAM allowed by a place.
     fn range_of(&self, place: &Place) -> Range<u64> {
         let (start, end) = place.range(self.allocator.end());
 
         start.max(self.allocator.start()).min(end)..end
     }
 
-    /// As [`Self::alloc`]. If there is no room, memory that `other` has beyond its share is
-    /// reclaimed.
+    /// As [`Self::alloc`]. If there is no space, reclaims memory of `other` beyond its share.
     fn alloc_from(
         &self,
         other: &dyn Reclaim,
@@ -226,7 +224,7 @@ impl VramManager {
         Err(ENOSPC)
     }
 
-    // Not inlined into modules, which cannot call the functions that it calls.
+    // Not inlined into modules, because they cannot call its callees.
     #[inline(never)]
     fn alloc(&self, size: u64, align: u64, place: &Place) -> Result<KBox<VramResource>> {
         let total = self.allocator.end();
@@ -261,7 +259,7 @@ impl VramManager {
 
 /// # Safety
 ///
-/// All callbacks are called by TTM, with the manager of a device that [`VramManager::init`] added.
+/// All callbacks are called by TTM with the manager of a device, added by [`VramManager::init`].
 unsafe extern "C" fn alloc_callback<T: TtmObject>(
     man: *mut bindings::ttm_resource_manager,
     bo: *mut bindings::ttm_buffer_object,
@@ -278,7 +276,7 @@ unsafe extern "C" fn alloc_callback<T: TtmObject>(
         // SAFETY: TTM passes a valid place.
         let at = unsafe { Place::from_raw(place) };
         let resource = match this.alloc(size, align, at) {
-            // SAFETY: The object is valid, and one of a device of `T::Driver`.
+            // SAFETY: The object is valid and one of a device of `T::Driver`.
             Err(ENOSPC) => unsafe {
                 while_registered::<T::Driver, _>((*bo).base.dev, |reg| {
                     this.alloc_from(T::reclaim(reg).ok_or(ENOSPC)?, size, align, at)
@@ -287,7 +285,7 @@ unsafe extern "C" fn alloc_callback<T: TtmObject>(
             .map_err(|e| if e == ENODEV { ENOSPC } else { e }),
             ret => ret,
         }?;
-        // SAFETY: TTM passes valid arguments, and returns the resource to `free_callback`. The type
+        // SAFETY: TTM passes valid arguments and returns the resource to `free_callback`. The type
         // begins with that of TTM.
         unsafe { hand_over(resource, bo, place, res) };
         Ok(0)
@@ -301,7 +299,7 @@ unsafe extern "C" fn free_callback(
     man: *mut bindings::ttm_resource_manager,
     res: *mut bindings::ttm_resource,
 ) {
-    // SAFETY: `alloc_callback` made the resource, which is not used any more.
+    // SAFETY: `alloc_callback` created the resource. It is not used any more.
     unsafe {
         bindings::ttm_resource_fini(man, res);
         drop(KBox::from_raw(res.cast::<VramResource>()));
@@ -317,7 +315,7 @@ unsafe extern "C" fn intersects_callback(
     place: *const bindings::ttm_place,
     _size: usize,
 ) -> bool {
-    // SAFETY: TTM passes a valid resource of this manager, and a place that is not null.
+    // SAFETY: TTM passes a valid resource of this manager and a place that is not null.
     let (res, place) = unsafe { (VramResource::from_raw(res), Place::from_raw(place)) };
 
     let ranges = res.ranges().ranges();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Windows of an aperture through which the CPU and peers see objects of TTM.
+//! Windows of an aperture: through them the CPU and peers see objects of TTM.
 //!
 //! See [`gem::aperture::windows`](crate::drm::gem::aperture::windows).
 
@@ -50,8 +50,8 @@ use crate::{
 };
 
 // SAFETY: By the type invariant of `Object` the pointer is null or the dma-buf of the object, of an
-// exporter of its class. The objects on the list of a device are those of the device. A mapping
-// that is not pinned needs the reservation.
+// exporter of its class. The objects on the list of a device are those of the device. An unpinned
+// mapping needs the reservation.
 unsafe impl<T: TtmObject> Windowed for Object<T> {
     type Data = T;
 
@@ -107,32 +107,33 @@ unsafe impl<T: TtmObject> Windowed for Object<T> {
 }
 
 impl<T: TtmObject> LockedObject<'_, Object<T>> {
-    /// Returns the ranges of the window that shows the object, which is in VRAM, for a holder.
+    /// Returns the ranges of the window that shows the object in VRAM to a holder.
     ///
     /// # Errors
     ///
-    /// Those of [`windows::window`].
+    /// The errors of [`windows::window`].
     pub(super) fn window(&self, holder: Holder) -> Result<Arc<RangeList>> {
         windows::window(self, holder)
     }
 
     /// Returns the device of the object.
     pub(super) fn drm(&self) -> &drm::Device<T::Driver> {
-        // SAFETY: The device of a valid object is valid, and of `T::Driver`.
+        // SAFETY: The device of a valid object is valid and of `T::Driver`.
         unsafe { drm::Device::from_raw((*self.obj.as_raw()).dev) }
     }
 
-    /// Makes the object visible to processes, for a page fault. If it is in VRAM it gets a window,
+    /// Makes the object visible to processes, for a page fault. If it is in VRAM, it gets a window
     /// and the device must be active.
     ///
-    /// If there is no room for the window, the object moves to system memory.
+    /// If there is no space for the window, the object moves to system memory.
     ///
     /// # Errors
     ///
     /// - `EBUSY` if other tasks are in the way: the fault has to be tried again.
-    /// - `ENOSPC` if the aperture is full, and the object has to stay in VRAM.
-    /// - `ENOMEM` if memory runs out, `EIO` for all other errors of the driver, and the errors of
-    ///   [`Self::validate_patiently`].
+    /// - `ENOSPC` if the aperture is full and the object has to stay in VRAM.
+    /// - `ENOMEM` if memory runs out.
+    /// - `EIO` for all other errors of the driver.
+    /// - The errors of [`Self::validate_patiently`].
     pub(super) fn show_to_processes(&mut self) -> Result {
         if self.mem_type() == Some(MemType::Vram) {
             if self.obj.ttm().windows.is_closed() {
@@ -146,7 +147,7 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
                 }
                 Err(NoWindow::Full) => return Err(ENOSPC),
                 Err(NoWindow::Busy) => return Err(EBUSY),
-                // An error that has another meaning for a fault must not come from the driver.
+                // An error with another meaning for a fault must not come from the driver.
                 Err(NoWindow::Failed(e)) => return Err(if e == ENOMEM { e } else { EIO }),
             }
         }
@@ -159,8 +160,8 @@ impl<T: TtmObject> LockedObject<'_, Object<T>> {
         self.data().domain() == Domain::Either && !self.is_pinned()
     }
 
-    /// Removes the mappings of processes that lead through a window, which are made again at the
-    /// next access, and drops the window of page faults. Does nothing without an aperture. Sleeps.
+    /// Removes the mappings of processes through a window and drops the window of page faults. The
+    /// next access restores the mappings. Does nothing without an aperture. Sleeps.
     pub(super) fn unmap_from_processes(&self) {
         if T::APERTURE.is_some() && self.obj.ttm().windows.is_faulted(self.obj.id()) {
             Object::<T>::zap(self);
@@ -178,7 +179,7 @@ impl<T: TtmObject> Object<T> {
         }
     }
 
-    /// Closes the window, which nobody accesses any more. Does nothing without an aperture. Sleeps.
+    /// Closes the window after its last access. Does nothing without an aperture. Sleeps.
     pub(super) fn close_window(&self) {
         if T::APERTURE.is_some() {
             windows::close(self);

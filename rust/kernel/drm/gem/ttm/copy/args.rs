@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The ioctl that copies for a client.
+//! The copy ioctl of clients.
 
 use super::{
     checked,
@@ -29,15 +29,15 @@ use crate::{
     sync::aref::ARef, //
 };
 
-/// The argument of an ioctl that copies between objects, read from the uAPI of the driver.
+/// The argument of an ioctl for copies between objects, read from the uAPI of the driver.
 ///
 /// `drivers/gpu/drm/vvram/copy.rs` is an example.
 pub struct CopyArgs {
-    /// The handle of the source, and the offset of the first byte.
+    /// The handle of the source and the offset of the first byte.
     pub src: (u32, u64),
-    /// The handle of the target, and the offset of the first byte.
+    /// The handle of the target and the offset of the first byte.
     pub dst: (u32, u64),
-    /// How many bytes are copied.
+    /// The number of bytes to copy.
     pub size: u64,
     /// The fences that the copy depends on.
     pub ins: SyncArray,
@@ -46,38 +46,37 @@ pub struct CopyArgs {
 }
 
 impl CopyArgs {
-    /// Copies for the client `file`, and puts the fence of the copy into its targets.
+    /// Copies for the client `file` and puts the fence of the copy into its targets.
     ///
-    /// `copies` has the queue of the client, which `make` makes for the first copy. The copy
-    /// depends on `ins`, and on the fences in the reservations. It is queued in the section that an
-    /// unplug waits for. Before that, and after it, this waits, interruptibly and with no lock
-    /// held:
+    /// `copies` has the queue of the client; `make` creates it for the first copy. The copy depends
+    /// on `ins` and on the fences in the reservations. It is queued in the section that an unplug
+    /// waits for. Before and after that section, this waits interruptibly, with no lock held:
     ///
-    /// - for room in the queue;
-    /// - for work that uses an import where it was before its exporter has moved it, if page tables
-    ///   of this device still show that place;
-    /// - for a copy by the CPU to or from the buffer of another device: such a copy is an access by
-    ///   the CPU, whose begin waits for the work of devices. To end an access that writes, so that
-    ///   devices see the bytes, takes the reservation, and no fence can stand for that. So a copy
-    ///   to such a buffer is done, and the access ended, when this returns. Its fence keeps the
-    ///   exporter from moving the buffer, and readers of the buffer do not wait for it, as for
-    ///   other accesses by the CPU.
+    /// - for space in the queue;
+    /// - for work on an import at the place it had before its exporter moved it, if page tables of
+    ///   this device still show that place;
+    /// - for a copy by the CPU to or from the buffer of another device. Such a copy is an access by
+    ///   the CPU, and its begin waits for the work of devices. Ending a write access makes the
+    ///   bytes visible to devices. It takes the reservation, and no fence can stand for it. So when
+    ///   this returns, a copy to such a buffer is done and the access ended. Its fence keeps the
+    ///   exporter from moving the buffer. As for other accesses by the CPU, readers of the buffer
+    ///   do not wait for it.
     ///
-    /// A copy from the buffer of another device also depends on work that was added after the begin
-    /// of the access.
+    /// A copy from the buffer of another device also depends on work added after the begin of the
+    /// access.
     ///
-    /// If this returns an error nothing was copied. It takes the reservations of both objects, so
-    /// that no other may be held.
+    /// If this returns an error, nothing was copied. It takes the reservations of both objects. No
+    /// other may be held.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if page tables show an import that was invalidated, and other work that uses it
-    ///   was added meanwhile.
-    /// - `EINVAL` if `size` is 0, a part is not inside of its object, the parts overlap, or the
-    ///   exporter of an import has no mappings for the kernel.
-    /// - `ENODEV` if the driver of an import's exporter, or this one, is not bound any more.
-    /// - `EIO` if an object has lost its content, because a move of it failed. If the loss is found
-    ///   later, the fence signals with `EIO`, and the target loses its content, too.
+    /// - `EAGAIN` if page tables show an invalidated import and other work that uses it was added
+    ///   meanwhile.
+    /// - `EINVAL` if `size` is 0, a part is not inside of its object or the parts overlap. Also if
+    ///   the exporter of an import has no mappings for the kernel.
+    /// - `ENODEV` if this driver or that of an import's exporter is no longer bound.
+    /// - `EIO` if a failed move has lost the content of an object. If the loss is found later, the
+    ///   fence signals with `EIO` and the target loses its content, too.
     /// - `ERESTARTSYS` or `EINTR` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
     /// - `ENOENT` if there is no object with a handle.
@@ -120,7 +119,7 @@ impl CopyArgs {
             from.access(DataDirection::FromDevice)?,
             to.access(DataDirection::ToDevice)?,
         );
-        // Last, so that tasks that wait for room do not wait for the above as well.
+        // Last, so tasks waiting for space in the queue do not wait for the above as well.
         let permit = copies.permit()?;
 
         let accesses = [reading.as_ref(), writing.as_ref()];
@@ -147,14 +146,14 @@ impl CopyArgs {
 /// Nothing was copied then.
 ///
 /// - `ERESTARTSYS` if a signal arrived before the copy has begun.
-/// - `ENODEV` if the copy was cancelled, because the device was unplugged.
+/// - `ENODEV` if the copy was cancelled because the device was unplugged.
 fn await_write<R: drm::queue::RingOps>(fence: &ARef<Fence>, copies: &CopyQueue<R>) -> Result {
     let ret = fence.wait(true);
 
     if ret.is_err() && copies.cancel(fence) {
         return ret;
     }
-    // Once the copy has begun it depends on the engine alone, and must not fail any more. The wait
+    // Once the copy has begun, it depends only on the engine and must not fail any more. The wait
     // is not interruptible, so it does not fail.
     let _ = fence.wait(false);
     if fence.status() == Some(Err(ECANCELED)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Objects that are no longer mapped for direct I/O, while their pages still have references.
+//! Objects no longer mapped for direct I/O whose pages still have references.
 //!
 //! There is no notification when the last reference to a page is put, so a worker polls the objects
 //! as long as there are any.
@@ -32,16 +32,16 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// The delay of the worker in milliseconds, at first and at most. A disk may take some time, and
+/// The initial and the maximal delay of the worker in milliseconds. A disk may take some time, and
 /// each check visits all objects.
 const PAUSE_MS: i64 = 5;
 const PAUSE_MAX_MS: i64 = 320;
 
-/// Checks the objects of a device, and returns whether to check them again.
+/// Checks the objects of a device and returns whether to check them again.
 ///
 /// # Safety
 ///
-/// The device must be one of the driver that the function was made for.
+/// The device must be one of the driver for which the function was made.
 pub(in crate::drm::gem::ttm) type Look = unsafe fn(*mut bindings::drm_device) -> bool;
 
 /// The amount of VRAM that cannot be reused because its pages have references, and the worker that
@@ -72,7 +72,7 @@ impl Deferred {
         self.bytes.fetch_sub(bytes, Relaxed);
     }
 
-    /// Makes the worker, unless it exists.
+    /// Creates the worker unless it exists.
     ///
     /// # Errors
     ///
@@ -80,26 +80,26 @@ impl Deferred {
     ///
     /// # Safety
     ///
-    /// `dev` must be the DRM device that `self` is a part of, and meet the requirement of `look`.
-    /// [`Self::drain`] must be called when the device was unplugged, after which nothing may be
-    /// added.
+    /// `dev` must be the DRM device that contains `self` and meet the requirement of `look`.
+    /// [`Self::drain`] must be called after the device was unplugged. Nothing may be added after
+    /// that.
     pub(in crate::drm::gem::ttm) unsafe fn prepare(
         &self,
         dev: NonNull<bindings::drm_device>,
         look: Look,
     ) -> Result {
         if self.worker.as_ref().is_none() {
-            // If another task has made a worker meanwhile, this one is dropped.
+            // If another task has created a worker meanwhile, this one is dropped.
             self.worker.populate(Worker::new(dev, look)?);
         }
         Ok(())
     }
 
-    /// Makes the worker check the objects, after [`Self::prepare`].
+    /// Wakes the worker to check the objects, after [`Self::prepare`].
     pub(in crate::drm::gem::ttm) fn wake(&self) {
         if let Some(worker) = self.worker.as_ref() {
             worker.poll.pause.store(PAUSE_MS, Relaxed);
-            // A work item that is queued already has not checked yet.
+            // An already queued work item has not checked yet.
             let _ = worker.queue.enqueue(worker.poll.clone());
         }
     }
@@ -120,7 +120,7 @@ struct Worker {
 }
 
 impl Worker {
-    // Not inlined, so that the lock class and its name stay in the kernel crate.
+    // Not inlined, so the lock class and its name stay in the kernel crate.
     #[inline(never)]
     fn new(dev: NonNull<bindings::drm_device>, look: Look) -> Result<Self> {
         Ok(Self {
@@ -140,7 +140,7 @@ impl Worker {
 
 /// # Invariants
 ///
-/// While the work is queued or runs, `dev` is valid, and a device for `look`.
+/// While the work is queued or runs, `dev` is valid and a device for `look`.
 #[pin_data]
 struct Poll {
     #[pin]
