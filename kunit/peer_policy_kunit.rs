@@ -28,6 +28,7 @@ mod tests {
             gem::peer::{
                 decide,
                 placement,
+                placement_without_window,
                 AttachmentInfo,
                 Facts,
                 Outcome,
@@ -221,6 +222,14 @@ mod tests {
                         _ => false,
                     }
                 }
+            });
+            assert!(match placement_without_window(&s) {
+                Placement::Move {
+                    to: Domain::System,
+                    or: None,
+                } => free && !vram_only,
+                Placement::Move { to, .. } => to == Domain::Vram && free && vram_only,
+                _ => !free || vram_only,
             });
             // A mapping that skips the placement finds the object where it would be moved.
             if free && s.state.visible && s.active && !(s.no_window && s.mapped) {

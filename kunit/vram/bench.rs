@@ -48,10 +48,10 @@ use kernel::{
         },
         vram::{
             Allocator,
-            BarMapping, //
+            BarMapping,
             Domain,
             MemType,
-            Ranges,
+            Ranges, //
         }, //
     },
     error::to_result,

@@ -47,7 +47,7 @@ mod tests {
                 MemType, //
             }, //
         },
-        prelude::*,
+        prelude::*, //
     };
 
     const PAGES: u64 = 5;

@@ -32,8 +32,8 @@ use kernel::{
         },
         vram::{
             Allocator,
-            BarMapping, //
-            Ranges,
+            BarMapping,
+            Ranges, //
         }, //
     },
     pci,
@@ -229,9 +229,9 @@ mod tests {
     #[test]
     fn mistakes_are_refused() -> Result {
         fn device(pdev: &pci::Device<Bound>, bar: u32, visible: u64) -> Option<Error> {
-            let vram = Allocator::new(0..2 * PAGE).ok()?;
-
-            gem::vram::Device::<Bo>::new(pdev, bar, visible, vram).err()
+            Allocator::new(0..2 * PAGE)
+                .and_then(|vram| gem::vram::Device::<Bo>::new(pdev, bar, visible, vram))
+                .err()
         }
 
         without_p2pdma(|pdev| {
@@ -242,7 +242,7 @@ mod tests {
             let pdev: &pci::Device<Bound> = pdev;
 
             check_eq!(device(pdev, BAR, PAGE), None);
-            // There is no such BAR, it is not a BAR of memory, or it shows less.
+            // There is no such BAR, it is the upper half of another one, or it shows less.
             for (bar, visible) in [(6, PAGE), (3, 0), (0, 2 * PAGE), (BAR, 3 * PAGE)] {
                 check_eq!(device(pdev, bar, visible), Some(EINVAL));
             }

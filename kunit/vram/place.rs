@@ -28,10 +28,10 @@ mod tests {
                 Victims, //
             },
             vram::{
-                BarMapping, //
+                BarMapping,
                 Domain,
                 MemType,
-                Range,
+                Range, //
             }, //
         },
         new_mutex,

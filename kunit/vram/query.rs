@@ -104,7 +104,7 @@ mod tests {
                 query::Importer::new(client, class),
                 query::Importer::not_pci(class),
             ] {
-                let answer = card.registered(|drm| Ok(query::of_vram::<Bo>(drm, &importer)))?;
+                let answer = card.registered(|drm| query::of_vram::<Bo>(drm, &importer))?;
                 check_eq!(answer.outcome, Outcome::refused(Reason::NotPci));
             }
             Ok(())
@@ -139,7 +139,7 @@ mod tests {
             }
             let importer = query::Importer::new(dev, query::Class::new(CLASS)?);
             let of_vram =
-                || card.registered(|drm| Ok(query::of_vram::<Bo>(drm, &importer).outcome));
+                || card.registered(|drm| Ok(query::of_vram::<Bo>(drm, &importer)?.outcome));
             check_eq!(of_vram(), Ok(Outcome::refused(Reason::Suspended)));
             drop(asleep);
             check_eq!(of_vram(), Ok(Outcome::peer(Path::PeerBus)));

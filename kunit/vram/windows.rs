@@ -50,9 +50,9 @@ use kernel::{
         },
         vram::{
             Allocator,
-            BarMapping, //
+            BarMapping,
             Domain,
-            Ranges,
+            Ranges, //
         }, //
     },
     new_mutex,

@@ -96,7 +96,7 @@ use crate::{
     types::{
         NotThreadSafe,
         Opaque, //
-    },
+    }, //
 };
 use core::{
     marker::PhantomData,

@@ -154,6 +154,8 @@ pub(crate) struct Edu {
     is_fast: bool,
     /// The bounce buffers, by their DMA addresses.
     bounces: KVec<Segment>,
+    /// The bounce buffers are gone. Their addresses may belong to an import.
+    is_revoked: Atomic<bool>,
     /// One for each engine. A task takes one at a time.
     engines: KVec<Pin<KBox<Mutex<Option<State>>>>>,
     /// The engine that the next task waits for if all are in use.
@@ -259,6 +261,7 @@ impl Edu {
                 bar: bar.into_devres()?,
                 is_fast,
                 bounces,
+                is_revoked: Atomic::new(false),
                 engines,
                 next: Atomic::new(0),
                 master: BusMaster::new(pdev)?,
@@ -273,8 +276,12 @@ impl Edu {
         &self.pdev
     }
 
-    /// The bounce buffers, by their DMA addresses.
+    /// The bounce buffers, by their DMA addresses. There are none after [`Self::revoke`], although
+    /// importers stay attached until the end of the unbind.
     pub(crate) fn own_memory(&self) -> &[Segment] {
+        if self.is_revoked.load(Acquire) {
+            return &[];
+        }
         &self.bounces
     }
 
@@ -326,6 +333,8 @@ impl Edu {
             *state = engine.lock().take();
         }
         self.master.end();
+        // An import gets one of the addresses after this only.
+        self.is_revoked.store(true, Release);
         // This frees DMA memory, so no lock must be held.
         drop(states);
     }

@@ -66,7 +66,7 @@
 //!         self,
 //!         Work,
 //!         WorkItem, //
-//!     },
+//!     }, //
 //! };
 //!
 //! struct Copies;

@@ -147,7 +147,7 @@ impl<T: Driver + 'static> Registration<T> {
     ///             Atomic,
     ///             Relaxed, //
     ///         }, //
-    ///     },
+    ///     }, //
     /// };
     ///
     /// struct Example;
@@ -254,7 +254,7 @@ impl<T: Driver + 'static> Registration<T> {
     /// # Ok::<(), Error>(())
     /// ```
     ///
-    /// See [`gem::peer`](drm::gem::peer) for a device with VRAM.
+    /// See [`gem::ttm`](drm::gem::ttm) for a device with VRAM.
     pub fn new(
         parent: &T::ParentDevice<Bound>,
         drm: drm::UnregisteredDevice<T>,
@@ -333,36 +333,11 @@ pub(crate) unsafe fn while_registered<D: Driver, R>(
     dev: *mut crate::bindings::drm_device,
     f: impl FnOnce(&D::RegistrationData<'_>) -> Result<R>,
 ) -> Result<R> {
-    struct Section(i32);
+    // SAFETY: The device is valid and of `D`. The context is that of any device: the guard proves the
+    // rest.
+    let dev: &drm::Device<D, drm::Ioctl> = unsafe { drm::Device::from_raw(dev) };
 
-    impl Drop for Section {
-        fn drop(&mut self) {
-            // SAFETY: The section was entered.
-            unsafe { crate::bindings::drm_dev_exit(self.0) };
-        }
-    }
-
-    let mut section = Section(0);
-    // SAFETY: The device is valid.
-    if !unsafe { crate::bindings::drm_dev_enter(dev, &mut section.0) } {
-        core::mem::forget(section);
-        return Err(ENODEV);
-    }
-
-    // The section can also be entered for a device before its registration. Such a device has no
-    // registration data. Once set, the data stays until after an unplug, which waits for this
-    // section.
-    // SAFETY: The device is valid and of `D`.
-    let device: &drm::Device<D> = unsafe { drm::Device::from_raw(dev) };
-    if device
-        .registration_data
-        .load(crate::sync::atomic::Acquire)
-        .is_null()
-    {
-        return Err(ENODEV);
-    }
-
-    // SAFETY: The device is registered until the end of the section.
-    let dev: &drm::Device<D, drm::Registered> = unsafe { drm::Device::from_raw(dev) };
-    dev.registration_data_with(f)
+    dev.registration_guard()
+        .ok_or(ENODEV)?
+        .registration_data_with(f)
 }

@@ -177,11 +177,11 @@ ALL_MODULES = "*"
 # The larger numbers of `make soak`: rounds of tests, and random scatter tables.
 SOAK = 10
 TABLES = 100_000
-# pyverbs' tests with dma-bufs: class of importer and memory. Each class differs in how it gets
-# VRAM. The last case is that of regions with on-demand paging.
 # What pyverbs runs: all modules, or cases, of which one has regions with on-demand paging.
 MODULES = "modules"
 ON_DEMAND = "on-demand"
+# pyverbs' tests with dma-bufs: class of importer and memory. Each class differs in how it gets
+# VRAM. The last case is that of regions with on-demand paging.
 PYVERBS = ("pinned/vram", "revocable/vram", "dynamic/vram", ON_DEMAND)
 # How many combinations of access flags they try each time, of 18, all of which `make soak` has: for
 # each class they register some 850 regions otherwise.

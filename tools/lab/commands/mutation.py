@@ -94,6 +94,8 @@ def _mutation(name, file, patch, finders, *parts):
     options["processors"] = int(options.get("processors", 0))
     finders = OPTIONS.sub("", finders)
     suites = finders.removeprefix(KUNIT) if finders.startswith(KUNIT) else ""
+    if len(suites.split()) > 1:
+        raise ValueError(f"mutation {name}: one suite, or a pattern, finds it")
     tests = () if suites else tuple(finders.split())
     return Mutation(name, file, patch=patch, tests=tests, suites=suites, **options, **found)
 

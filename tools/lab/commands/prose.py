@@ -72,7 +72,8 @@ def comments(text):
         body = comment[2].strip() if comment else ""
         if body.startswith("```"):
             in_example, body = not in_example, ""
-        if in_example and comment:
+        in_example = in_example and bool(comment)
+        if in_example:
             body = ""
         if not body or BREAK.match(body):
             found.append(" ".join(paragraph))

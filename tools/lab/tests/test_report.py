@@ -348,7 +348,7 @@ class Topologies(InFolder):
 
 
     def test_the_documentation_has_them_as_they_are(self):
-        self.assertEqual(sheet.FILE.read_text(), sheet.sheet(), "see tools/lab/report/sheet.py")
+        self.assertEqual(sheet.FILE.read_text(), sheet.sheet(), "see tools/lab/judge/report/sheet.py")
 
 
 class Demo(InFolder):

@@ -172,7 +172,7 @@ impl TtmObject for BoData {
     }
 
     fn flush(bound: &Bound<'_>, _vram: &Ranges) {
-        bound.engine.view.window().flush_all();
+        bound.engine.view.bar().flush_all();
     }
 }
 

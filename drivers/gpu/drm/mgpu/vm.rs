@@ -38,7 +38,7 @@ use kernel::{
             SharedResv, //
         },
         gpuvm::{
-            extend,
+            extend_range,
             GpuVm,
             LockedVm,
             OpMapRequest,
@@ -302,7 +302,7 @@ impl PinnedDrop for AddressSpace {
         if let Err(e) = self.mappings.lock().sm_unmap(0, SPACE, &mut change) {
             pr_err!("an address space is not empty: {:?}\n", e);
         }
-        self.rounds.clean_up();
+        self.rounds.clear();
         self.gpuvm.deferred_cleanup();
     }
 }
@@ -320,7 +320,7 @@ pub(crate) fn zap(object: &LockedObject<'_, Bo>) {
 
         for range in mapped.ranges() {
             table.clear(&range.va);
-            extend(&mut cleared, &range.va);
+            extend_range(&mut cleared, &range.va);
         }
         if let Some(cleared) = &cleared {
             // If the device does not complete this, it gets no jobs any more.

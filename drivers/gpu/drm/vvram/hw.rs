@@ -23,8 +23,8 @@ use kernel::{
         },
         vram::{
             Allocator,
-            BarMapping, //
-            Ranges,
+            BarMapping,
+            Ranges, //
         }, //
     },
     pci,
@@ -140,10 +140,10 @@ impl Engine for CpuEngine<'_> {
     }
 
     fn migrate(&self, segments: Segments<'_>, vram: &Allocator) -> Result {
-        segments.copy_by_cpu(self.window(), |offset| vram.bar_offset(offset))
+        segments.copy_by_cpu(self.bar(), |offset| vram.bar_offset(offset))
     }
 
     fn lose_content(&self) {
-        self.window().fill(0xa5);
+        self.bar().fill(0xa5);
     }
 }

@@ -638,12 +638,18 @@ impl<E: Exporter> ExportsHandle<E> {
         })
     }
 
+    /// Returns whether no buffer may be exported any more because the driver was unbound.
+    #[inline]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.registry.closed.load(Relaxed)
+    }
+
     /// Returns the list without checking that the driver is bound.
     ///
     /// # Safety
     ///
-    /// The driver must be bound until the reference ends. No buffer may be exported once the list
-    /// was closed.
+    /// The binding for which the list was created must not end before the reference. No buffer may
+    /// be exported once the list was closed.
     pub(crate) unsafe fn assume_bound(&self) -> &Exports<'static, E> {
         &self.0
     }

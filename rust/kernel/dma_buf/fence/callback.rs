@@ -51,7 +51,7 @@ pub trait FenceCallback: Sync + 'static {
 ///             Relaxed, //
 ///         },
 ///         Arc, //
-///     },
+///     }, //
 /// };
 ///
 /// struct Ring;

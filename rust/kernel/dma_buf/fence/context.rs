@@ -270,7 +270,7 @@ impl<T: FenceContextOps> FenceAllocation<T> {
 ///             Relaxed, //
 ///         },
 ///         Arc, //
-///     },
+///     }, //
 /// };
 ///
 /// /// The memory that the device works on. Records when it is dropped.

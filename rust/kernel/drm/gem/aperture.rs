@@ -247,7 +247,9 @@ fn with_bar<T: Aperture, R>(
     let vram = T::Class::vram_of(dev);
 
     // SAFETY: The device is valid and of `T::Driver`. It is registered while the closure runs.
-    unsafe { while_registered::<T::Driver, _>(dev.as_raw(), |reg| f(vram.provider(), reg)) }
+    unsafe {
+        while_registered::<T::Driver, _>(dev.as_raw(), |reg| f(vram.provider(dev.as_raw())?, reg))
+    }
 }
 
 /// Returns the size of the largest object that can have a window.

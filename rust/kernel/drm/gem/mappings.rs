@@ -53,8 +53,8 @@
 use super::{
     DriverAllocImpl,
     DriverObject,
-    IntoGEMObject, //
-    LockedObject,
+    IntoGEMObject,
+    LockedObject, //
 };
 use crate::{
     bindings,

@@ -366,8 +366,8 @@ pub use self::{
     },
     device::Device,
     locked::{
-        ObjectGuard, //
-        Pinned,
+        ObjectGuard,
+        Pinned, //
     },
     object::TtmObject,
     placed::Placed,
@@ -404,8 +404,8 @@ use super::{
     },
     shared_resv::ResvRef,
     BaseObject,
-    IntoGEMObject, //
-    LockedObject,
+    IntoGEMObject,
+    LockedObject, //
 };
 use crate::{
     bindings,

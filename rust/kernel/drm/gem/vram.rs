@@ -109,6 +109,9 @@ use core::{
 ///
 /// It must not own a reference to the DRM device or to an object: the object itself keeps the
 /// device alive.
+///
+/// An unplug waits for importers and for all fences in the reservations of exported objects before
+/// the registration data is dropped. So jobs of the device end without help of their drop.
 pub trait VramObject:
     PeerObject<Class = Object<Self>> + DriverObject<Driver: drm::Driver<Object = Object<Self>>>
 {
@@ -542,15 +545,7 @@ unsafe fn unplugging_callback<T: VramObject>(dev: *mut bindings::drm_device) {
     let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
     let (vram, mut next) = (T::vram(drm), 0);
 
-    // SAFETY: As promised by the caller.
-    unsafe {
-        vram.exports().close();
-        T::APERTURE.close_all(drm, &vram.0.windows);
-    }
-    if T::MAPPINGS.caller().is_none() {
-        return;
-    }
-    while let Some(obj) = vram.object_from(next) {
+    while let Some(obj) = T::MAPPINGS.caller().and_then(|_| vram.object_from(next)) {
         next = obj.id + 1;
         for call in [Call::Evicted, Call::Zap] {
             // SAFETY: The object is valid and so is its reservation, which is held. The device is
@@ -563,6 +558,14 @@ unsafe fn unplugging_callback<T: VramObject>(dev: *mut bindings::drm_device) {
                 }
             }
         }
+    }
+    // These are last because they wait for work of other devices.
+    // SAFETY: As promised by the caller.
+    unsafe {
+        if let Ok(exports) = vram.exports(dev) {
+            exports.close();
+        }
+        T::APERTURE.close_all(drm, &vram.0.windows);
     }
 }
 

@@ -93,7 +93,7 @@ pub trait Tables {
 }
 
 /// Extends `all` to the addresses `va` and those between them.
-pub fn extend(all: &mut Option<Range<u64>>, va: &Range<u64>) {
+pub fn extend_range(all: &mut Option<Range<u64>>, va: &Range<u64>) {
     let all = all.get_or_insert_with(|| va.clone());
 
     all.start = all.start.min(va.start);
@@ -252,6 +252,13 @@ impl<V: DriverGpuVm> Rounds<V> {
         self.arriving.lock().retain(|object| object.matters());
     }
 
+    /// Drops all references to objects. For the end of an address space, when nothing is mapped.
+    pub fn clear(&self) {
+        let all = mem::take(&mut *self.arriving.lock());
+
+        drop(all);
+    }
+
     /// Changes mappings by `try_change`. It returns false and changes nothing if jobs may use a
     /// mapping to be replaced. It replaces mappings only if [`Self::is_idle`] with the reservations
     /// held. `is_unmapped` returns whether the range is unmapped.
@@ -270,7 +277,7 @@ impl<V: DriverGpuVm> Rounds<V> {
         let mut turn = None;
 
         loop {
-            if !is_unmapped() {
+            if turn.is_some() || !is_unmapped() {
                 self.await_jobs()?;
             }
             if try_change()? {
@@ -590,7 +597,7 @@ where
         let mut ret = Ok(());
         vm_bo.for_each_range(|range| {
             if ret.is_ok() {
-                extend(&mut self.written, &range.va);
+                extend_range(&mut self.written, &range.va);
                 ret = self.tables.write(&range, &placed);
             }
         });

@@ -9,12 +9,12 @@ use super::{
         Id,
         Job, //
     },
-    ring::RingOps, //
+    ring::RingOps,
     scheduler::{
         Fences,
         Scheduler,
         State, //
-    },
+    }, //
 };
 use crate::{
     dma_buf::fence::{

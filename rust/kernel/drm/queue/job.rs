@@ -14,8 +14,8 @@ use super::{
         Verdict, //
     },
     scheduler::{
-        Fences, //
-        Scheduler,
+        Fences,
+        Scheduler, //
     },
     trace, //
 };

@@ -6,14 +6,14 @@
 
 use super::{
     done::Done,
-    ring::Verdict, //
+    ring::Verdict,
     scheduler::{
         Ended,
         Flight,
         Scheduler,
         State,
         TIMER, //
-    },
+    }, //
 };
 use crate::{
     bindings,

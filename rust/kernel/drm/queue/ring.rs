@@ -10,11 +10,11 @@ use super::{
         Queue, //
     },
     done::Done,
-    job::Payload, //
+    job::Payload,
     scheduler::{
         Calls,
         Scheduler, //
-    },
+    }, //
 };
 use crate::{
     bindings,

@@ -7,8 +7,8 @@
 //! C header: [`include/trace/events/drm_queue.h`](srctree/include/trace/events/drm_queue.h)
 
 use super::{
-    job::Id, //
-    scheduler::Name,
+    job::Id,
+    scheduler::Name, //
 };
 use crate::prelude::*;
 

@@ -30,8 +30,8 @@ use crate::{
             RingOps, //
         },
         vram::{
-            BarMapping, //
-            Ranges,
+            BarMapping,
+            Ranges, //
         }, //
     },
     prelude::*,
@@ -59,14 +59,14 @@ impl RingOps for CpuRing {
     type Job = Option<Job>;
 
     fn run(hw: &HwOf<'_, Self>, job: &mut Option<Job>, done: Done) {
-        let window = hw.window();
+        let bar = hw.bar();
         let result = match job {
             // The source may have content of other objects. A copy of it cannot be undone.
             Some(job) if job.is_void() => Err(EIO),
-            Some(job) if job.work().is_in_bar(window.len()) => {
+            Some(job) if job.work().is_in_bar(bar.len()) => {
                 // SAFETY: The mapping of the BAR contains all ranges and stays as long as there is
                 // hardware.
-                if unsafe { by_cpu(job.work(), window.as_ptr(), window.as_pci()) } {
+                if unsafe { by_cpu(job.work(), bar.as_ptr(), bar.as_pci()) } {
                     Ok(())
                 } else {
                     Err(ENODEV)
@@ -138,8 +138,8 @@ impl<'a> CpuEngine<'a> {
 
     /// Returns the mapping of the BAR.
     #[inline]
-    pub fn window(&self) -> &BarMapping<'a> {
-        self.view().window()
+    pub fn bar(&self) -> &BarMapping<'a> {
+        self.view().bar()
     }
 
     /// Creates the queue of a client for up to `limit` copies at a time (see
@@ -166,13 +166,13 @@ impl<'a> CpuEngine<'a> {
     /// The errors of [`BarMapping::read`].
     #[inline]
     pub fn read(&self, at: u64, to: &mut [u8]) -> Result {
-        self.window().read(at, to)
+        self.bar().read(at, to)
     }
 
     /// Makes writes of the CPU to an object in VRAM visible to devices.
     #[inline]
     pub fn flush(&self, vram: &Ranges) {
-        self.window().flush(vram);
+        self.bar().flush(vram);
     }
 }
 
@@ -186,11 +186,11 @@ impl Engine for CpuEngine<'_> {
     /// - The errors of [`Plan::entry`].
     #[inline(never)]
     fn prepare(&self, work: &Work, plan: Plan<'_, CpuRing>) -> Result<Entry<CpuRing>> {
-        if !work.is_in_bar(self.window().len()) {
+        if !work.is_in_bar(self.bar().len()) {
             if !self.has_warned.xchg(true, Relaxed) {
                 dev_err!(
-                    self.window().device(),
-                    "the CPU does not see all VRAM, so it cannot be the engine\n"
+                    self.bar().device(),
+                    "a job needs VRAM that is not visible to the CPU\n"
                 );
             }
             return Err(EINVAL);

@@ -92,7 +92,7 @@ impl<'a> CpuView<'a> {
 
     /// Returns the mapping of the BAR.
     #[inline]
-    pub fn window(&self) -> &BarMapping<'a> {
+    pub fn bar(&self) -> &BarMapping<'a> {
         &self.window
     }
 

@@ -20,7 +20,7 @@ pub use self::{
         Allocation,
         Allocator, //
     },
-    bar_mapping::BarMapping, //
+    bar_mapping::BarMapping,
     layout::Layout,
     place::{
         Domain,
@@ -30,16 +30,16 @@ pub use self::{
         Range,
         Ranges, //
     },
-    reclaim::Reclaim,
+    reclaim::Reclaim, //
 };
 pub(crate) use self::{
-    bar_mapping::flush, //
+    bar_mapping::flush,
     busy::free_when_idle,
     objects::{
-        ObjectNode, //
-        Objects,
+        ObjectNode,
+        Objects, //
     },
-    reclaim::fair_share,
+    reclaim::fair_share, //
 };
 
 use crate::{

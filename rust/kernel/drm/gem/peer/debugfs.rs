@@ -53,8 +53,8 @@ use crate::{
         gem::{
             BaseObject,
             DriverObject,
-            IntoGEMObject, //
-            LockedObject,
+            IntoGEMObject,
+            LockedObject, //
         },
         vram::{
             Domain,

@@ -73,8 +73,8 @@ use crate::{
         self,
         gem::{
             BaseObject,
-            IntoGEMObject, //
-            LockedObject,
+            IntoGEMObject,
+            LockedObject, //
         },
         vram::{
             Domain,
@@ -261,7 +261,10 @@ impl<T: PeerObject> GemExport<T> {
         cx: &LockedBuffer<'_, Self>,
         at: &Attached<'_, Self>,
     ) -> Outcome {
-        self.situation(cx, at).outcome()
+        match at.data().outcome {
+            outcome if !outcome.path.is_peer() => outcome,
+            _ => self.situation(cx, at).outcome(),
+        }
     }
 
     /// Collects the facts for [`decide`] about an object and an importer that `route` leads to.
@@ -458,6 +461,9 @@ impl<T: PeerObject> GemExport<T> {
         Object::<T>::touch(&object);
 
         if s.state.is_in_vram() {
+            if !s.attached.path.is_peer() {
+                return Err(EOPNOTSUPP);
+            }
             let vram = Object::<T>::vram_ranges(&object)?;
             if !Object::<T>::HAS_WINDOWS {
                 return at.map_mmio(|bound| Ok(*bound), vram.in_bar(cx.bound())?, dir);
@@ -558,7 +564,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         };
         let ret = ret.map_err(|(e, _)| e);
 
-        if outcome.path == Path::Refused {
+        if ret.is_err() && outcome.path == Path::Refused {
             self.counters().count(Event::PinRefused, outcome.reason);
         }
         self.trace(Act::Pin, at.device(), outcome, ret);

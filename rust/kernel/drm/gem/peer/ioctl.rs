@@ -357,7 +357,7 @@ where
         decision,
     } = match &obj {
         Some(obj) => query::of_object::<T>(obj, &guard, &importer)?,
-        None => query::of_vram::<T>(&guard, &importer),
+        None => query::of_vram::<T>(&guard, &importer)?,
     };
 
     args.path = outcome.path.code();

@@ -198,7 +198,7 @@ pub struct Situation {
     pub attached: Outcome,
     /// All importers of the object reach it in VRAM.
     pub all_peers: bool,
-    /// An importer has mapped the object.
+    /// An importer has mapped the object. Only matters with [`Self::no_window`].
     pub mapped: bool,
     /// Where the object may live.
     pub domain: Domain,

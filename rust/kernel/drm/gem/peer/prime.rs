@@ -99,9 +99,12 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
     // SAFETY: The device is registered as long as the guard exists. The reservation is that of the
     // object, which `export` keeps alive.
     let buf = unsafe {
-        obj.vram()
-            .exports()
-            .export_with_resv(export, obj.size(), flags as u32, (*raw).resv)
+        obj.vram().exports((*raw).dev)?.export_with_resv(
+            export,
+            obj.size(),
+            flags as u32,
+            (*raw).resv,
+        )
     }?;
 
     // An object that does not know its dma-buf would move without invalidating mappings. Therefore

@@ -210,7 +210,8 @@ pub fn of_object<T: PeerObject>(
     let runtime_guard = (obj.domain() != Domain::System).then(|| runtime_guard(obj));
     let suspended = matches!(&runtime_guard, Some(Err(_)));
     // SAFETY: The device is registered.
-    let (route, decision) = importer.route(unsafe { Object::<T>::vram_of(dev).provider() });
+    let (route, decision) =
+        importer.route(unsafe { Object::<T>::vram_of(dev).provider(dev.as_raw()) }?);
     let outcome = with_reserved(obj, true, |object| {
         Ok(decide(&GemExport::<T>::facts(
             object, importer, route, suspended,
@@ -228,11 +229,11 @@ pub fn of_object<T: PeerObject>(
 /// VRAM only, visible through the BAR, not pinned and not encoded.
 ///
 /// Resumes the device.
-pub fn of_vram<T: PeerObject>(dev: &Device<T>, importer: &Importer<'_>) -> Answer {
+pub fn of_vram<T: PeerObject>(dev: &Device<T>, importer: &Importer<'_>) -> Result<Answer> {
     let vram = Object::<T>::vram_of(dev);
     let runtime_guard = RuntimeGuard::new(vram.owner());
     // SAFETY: The device is registered.
-    let (route, decision) = importer.route(unsafe { vram.provider() });
+    let (route, decision) = importer.route(unsafe { vram.provider(dev.as_raw()) }?);
     let facts = Facts {
         suspended: runtime_guard.is_err(),
         route,
@@ -244,9 +245,9 @@ pub fn of_vram<T: PeerObject>(dev: &Device<T>, importer: &Importer<'_>) -> Answe
         unrevocable: importer.is_unrevocable(vram.holders()),
     };
 
-    Answer {
+    Ok(Answer {
         outcome: decide(&facts),
         distance: decision.and_then(|decision| decision.distance),
         decision,
-    }
+    })
 }

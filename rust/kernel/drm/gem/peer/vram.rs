@@ -29,9 +29,9 @@ use crate::{
         private::Sealed,
         vram::{
             Allocator,
-            BarMapping, //
+            BarMapping,
             ObjectNode,
-            Objects,
+            Objects, //
         }, //
     },
     pci::{
@@ -114,7 +114,7 @@ fn warn_of_defaults<T: PeerObject>(pdev: &pci::Device<Bound>) {
     if T::import_args().is_some() && segment <= SZ_64K as u32 {
         dev_warn!(
             pdev,
-            "imports are cut at {segment} bytes: the driver has no pci::Driver::DMA_MAX_SEG_SIZE\n"
+            "imports are cut at {segment} bytes, see pci::Driver::DMA_MAX_SEG_SIZE\n"
         );
     }
 }
@@ -125,6 +125,8 @@ fn warn_of_defaults<T: PeerObject>(pdev: &pci::Device<Bound>) {
 pub struct Vram<T: PeerObject> {
     allocator: Arc<Allocator>,
     owner: ARef<device::Device>,
+    /// The address of the parent of the DRM device.
+    parent: usize,
     bar: u32,
     start: u64,
     visible: u64,
@@ -180,9 +182,11 @@ impl<T: PeerObject> Vram<T> {
 
         let owner: &device::Device<Bound> = pdev.as_ref();
         let owner: &device::Device = owner;
+        let parent: &device::Device<Bound> = parent.as_ref();
         Ok(Self {
             allocator,
             owner: owner.into(),
+            parent: parent.as_raw().addr(),
             bar,
             start,
             visible,
@@ -202,7 +206,8 @@ impl<T: PeerObject> Vram<T> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `class` is not in the data of `drm` or `drm` has another parent.
+    /// `EINVAL` if `class` is not in the data of `drm`, if `drm` has another parent, or if the
+    /// parent was unbound since [`Self::new`].
     pub(in crate::drm::gem) fn prepare<C>(
         &self,
         drm: &drm::UnregisteredDevice<T::Driver>,
@@ -213,11 +218,10 @@ impl<T: PeerObject> Vram<T> {
         // Only the data of the DRM device lives as long as the DRM device.
         let start = ptr::from_ref(data).addr();
         let inside = start..start + size_of_val(data);
-        // SAFETY: The parent of a DRM device never changes, nor does the parent of a registered
-        // device.
-        let parents = unsafe { [(*dev).dev, (*(*dev).dev).parent] };
+        // SAFETY: The parent of a DRM device never changes.
+        let is_parent = unsafe { (*dev).dev }.addr() == self.parent;
 
-        if !inside.contains(&ptr::from_ref(class).addr()) || !parents.contains(&self.owner.as_raw())
+        if !inside.contains(&ptr::from_ref(class).addr()) || !is_parent || self.exports.is_closed()
         {
             dev_err!(self.owner, "VRAM is not that of the DRM device\n");
             return Err(EINVAL);
@@ -240,14 +244,22 @@ impl<T: PeerObject> Vram<T> {
         self.drm.load(Acquire) != 0
     }
 
+    /// Returns whether this is the VRAM of `drm`, which may have objects.
+    pub(in crate::drm::gem) fn is_of(&self, drm: *mut bindings::drm_device) -> bool {
+        self.drm.load(Acquire) == drm.addr()
+    }
+
     /// Checks that `drm` may have objects.
     ///
     /// # Errors
     ///
     /// `EINVAL` if this is not the VRAM of `drm` or `drm` was never about to be registered.
     pub(in crate::drm::gem) fn check(&self, drm: *mut bindings::drm_device) -> Result {
-        if self.drm.load(Acquire) != drm.addr() {
-            dev_err!(self.owner, "there are no objects before the registration\n");
+        if !self.is_of(drm) {
+            dev_err!(
+                self.owner,
+                "an object needs VRAM of its DRM device, whose registration has begun\n"
+            );
             return Err(EINVAL);
         }
         Ok(())
@@ -276,26 +288,44 @@ impl<T: PeerObject> Vram<T> {
         BarMapping::new(pdev, self.bar, name)
     }
 
-    /// Returns the list of exported buffers.
+    /// Returns the list of buffers exported by `drm`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if this is not the VRAM of `drm`.
     ///
     /// # Safety
     ///
-    /// Until the reference ends, the DRM device must be registered, or unplugged with its
-    /// registration data still there.
-    pub(in crate::drm::gem) unsafe fn exports(&self) -> &Exports<'static, GemExport<T>> {
-        // SAFETY: A DRM device is registered only while its parent and therefore the PCI device are
-        // bound: see `Parent`. The list is closed at the end of an unplug.
-        unsafe { self.exports.assume_bound() }
+    /// Until the reference ends, `drm` must be registered, or unplugged with its registration data
+    /// still there.
+    pub(in crate::drm::gem) unsafe fn exports(
+        &self,
+        drm: *mut bindings::drm_device,
+    ) -> Result<&Exports<'static, GemExport<T>>> {
+        if !self.is_of(drm) {
+            return Err(EINVAL);
+        }
+        // SAFETY: `drm` is registered only while its parent and therefore the PCI device are bound:
+        // see `Parent`. The list belongs to this binding: `prepare()` found it open. It is closed at
+        // the end of an unplug.
+        Ok(unsafe { self.exports.assume_bound() })
     }
 
     /// Returns the BAR as a provider of peer-to-peer memory.
     ///
+    /// # Errors
+    ///
+    /// As for [`Self::exports`].
+    ///
     /// # Safety
     ///
     /// As for [`Self::exports`].
-    pub(in crate::drm::gem) unsafe fn provider(&self) -> &Provider<'_> {
+    pub(in crate::drm::gem) unsafe fn provider(
+        &self,
+        drm: *mut bindings::drm_device,
+    ) -> Result<&Provider<'_>> {
         // SAFETY: As promised by the caller.
-        unsafe { self.exports() }.bound()
+        Ok(unsafe { self.exports(drm) }?.bound())
     }
 
     /// Returns the allocator of VRAM.

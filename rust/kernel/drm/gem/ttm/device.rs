@@ -297,7 +297,7 @@ impl<T: TtmObject> Device<T> {
     /// Ends the use of the unplugged device `drm`: no VRAM is allocated any more, and engines reach
     /// no system memory.
     pub(super) fn unplugged(&self, drm: *mut bindings::drm_device) {
-        if self.check(drm).is_ok() {
+        if self.is_of(drm) {
             self.unregister_regions();
             self.unmap_all();
         }

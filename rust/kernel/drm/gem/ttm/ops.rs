@@ -154,7 +154,9 @@ unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
         let drm: &drm::Device<T::Driver> = drm::Device::from_raw(dev);
 
         direct::unplugging_callback::<T>(dev);
-        T::ttm(drm).exports().close();
+        if let Ok(exports) = T::ttm(drm).exports(dev) {
+            exports.close();
+        }
         T::APERTURE.close_all(drm, &T::ttm(drm).windows);
     }
 }
