@@ -506,9 +506,7 @@ unsafe impl<T: VramObject> Windowed for Object<T> {
     }
 
     fn object_at(&self, number: u64) -> Option<ARef<Self>> {
-        self.device
-            .object_from(number)
-            .filter(|obj| obj.id == number)
+        self.device.object(number)
     }
 
     fn place<'a>(object: &'a LockedObject<'_, Self>) -> Option<&'a Ranges> {
@@ -545,15 +543,14 @@ unsafe fn unplugging_callback<T: VramObject>(dev: *mut bindings::drm_device) {
     let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
     let (vram, mut next) = (T::vram(drm), 0);
 
-    while let Some(obj) = T::MAPPINGS.caller().and_then(|_| vram.object_from(next)) {
-        next = obj.id + 1;
-        for call in [Call::Evicted, Call::Zap] {
-            // SAFETY: The object is valid and so is its reservation, which is held. The device is
-            // unplugged and its data still exists.
-            unsafe {
-                let _resv = DmaResv::from_raw((*obj.as_raw()).resv).lock();
-
-                if let Some(caller) = T::MAPPINGS.caller() {
+    if let Some(caller) = T::MAPPINGS.caller() {
+        while let Some(obj) = vram.object_from(next) {
+            next = obj.id + 1;
+            for call in [Call::Evicted, Call::Zap] {
+                // SAFETY: The object is valid and so is its reservation, which is held. The device
+                // is unplugged and its data still exists.
+                unsafe {
+                    let _resv = DmaResv::from_raw((*obj.as_raw()).resv).lock();
                     let _ = caller(obj.as_raw(), call, When::Unplugged);
                 }
             }
@@ -562,9 +559,7 @@ unsafe fn unplugging_callback<T: VramObject>(dev: *mut bindings::drm_device) {
     // These are last because they wait for work of other devices.
     // SAFETY: As promised by the caller.
     unsafe {
-        if let Ok(exports) = vram.exports(dev) {
-            exports.close();
-        }
+        vram.close(dev);
         T::APERTURE.close_all(drm, &vram.0.windows);
     }
 }

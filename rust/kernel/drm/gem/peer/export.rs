@@ -22,6 +22,7 @@ use super::{
     origin::Process,
     placement,
     placement_without_window,
+    policy::needs_vram,
     query::Importer,
     trace::{
         self,
@@ -491,7 +492,7 @@ impl<T: PeerObject> GemExport<T> {
 
 /// Returns whether an object is exported in VRAM only.
 pub(super) fn vram_or_fail<T: PeerObject>(obj: &Object<T>) -> bool {
-    obj.data().vram_or_fail() || obj.domain() == Domain::Vram
+    needs_vram(obj.domain(), obj.data().vram_or_fail())
 }
 
 #[vtable]

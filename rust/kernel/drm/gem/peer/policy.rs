@@ -94,6 +94,12 @@ pub struct Facts {
     pub unrevocable: bool,
 }
 
+/// Returns whether importers get an object in VRAM or not at all.
+#[inline]
+pub(super) fn needs_vram(domain: Domain, vram_or_fail: bool) -> bool {
+    vram_or_fail || domain == Domain::Vram
+}
+
 /// Decides the outcome for an importer.
 ///
 /// A pure function, so all combinations can be tested. If several reasons apply, the reason of the
@@ -162,7 +168,7 @@ pub fn decide(facts: &Facts) -> Outcome {
         path => path.map(Path::from).map_err(Reason::from),
     };
     let pinned_in_vram = facts.pinned == Some(MemType::Vram);
-    let vram_or_fail = facts.vram_or_fail || facts.domain == Domain::Vram;
+    let vram_or_fail = needs_vram(facts.domain, facts.vram_or_fail);
 
     let reason = match path {
         Ok(_) if facts.domain == Domain::System => Reason::SystemOnly,
@@ -260,7 +266,7 @@ impl Situation {
     /// Returns whether the object is exported in VRAM only.
     #[inline]
     pub fn needs_vram(&self) -> bool {
-        self.vram_or_fail || self.domain == Domain::Vram
+        needs_vram(self.domain, self.vram_or_fail)
     }
 
     /// Returns whether an unpinned object is where [`placement`] would move it if the device is

@@ -4,6 +4,7 @@
 
 use super::{
     export::GemExport,
+    Backing,
     Counters,
     Holders,
     PeerObject, //
@@ -311,6 +312,18 @@ impl<T: PeerObject> Vram<T> {
         Ok(unsafe { self.exports.assume_bound() })
     }
 
+    /// Revokes the buffers exported by `drm`. Does nothing if this is not its VRAM.
+    ///
+    /// # Safety
+    ///
+    /// `drm` must be unplugged with its registration data still there.
+    pub(in crate::drm::gem) unsafe fn close(&self, drm: *mut bindings::drm_device) {
+        // SAFETY: As promised by the caller.
+        if let Ok(exports) = unsafe { self.exports(drm) } {
+            exports.close();
+        }
+    }
+
     /// Returns the BAR as a provider of peer-to-peer memory.
     ///
     /// # Errors
@@ -397,6 +410,11 @@ impl<T: PeerObject> Vram<T> {
     /// Removes an object from the list of all.
     pub(in crate::drm::gem) fn remove(&self, id: u64) {
         self.objects.lock().remove(id);
+    }
+
+    /// Returns the object with the number `id`.
+    pub fn object(&self, id: u64) -> Option<ARef<T::Class>> {
+        self.object_from(id).filter(|obj| obj.id() == id)
     }
 
     /// Returns the first object whose number is at least `id`.

@@ -66,7 +66,6 @@ use crate::{
     pm::RuntimeGuard,
     prelude::*,
     sync::{
-        aref::ARef,
         atomic::{
             Atomic,
             Relaxed, //
@@ -471,11 +470,6 @@ impl<T: TtmObject> Device<T> {
     /// The errors of [`RuntimeGuard::new`].
     pub(super) fn runtime_guard(&self) -> Result<RuntimeGuard> {
         RuntimeGuard::new(self.owner())
-    }
-
-    /// Returns the object with the number `id`.
-    pub fn object(&self, id: u64) -> Option<ARef<Object<T>>> {
-        self.object_from(id).filter(|obj| obj.id() == id)
     }
 
     /// Charges `bytes` of VRAM for an upcoming pin, also to the cgroup of the current task.

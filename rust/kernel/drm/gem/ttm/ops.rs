@@ -154,9 +154,7 @@ unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
         let drm: &drm::Device<T::Driver> = drm::Device::from_raw(dev);
 
         direct::unplugging_callback::<T>(dev);
-        if let Ok(exports) = T::ttm(drm).exports(dev) {
-            exports.close();
-        }
+        T::ttm(drm).close(dev);
         T::APERTURE.close_all(drm, &T::ttm(drm).windows);
     }
 }
